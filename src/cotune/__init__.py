@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from cotune.errors import EvolutionError as EvolutionError
     from cotune.errors import LLMError as LLMError
     from cotune.errors import RetrievalError as RetrievalError
-    from cotune.llm.bank import BankOptions as BankOptions
     from cotune.llm.client import OpenAIOptions as OpenAIOptions
+    from cotune.llm.own import BankOptions as BankOptions
     from cotune.methods.fst import FstOptions as FstOptions
     from cotune.methods.fst import GepaOptions as GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions as InspoOptions
@@ -73,7 +73,7 @@ _NAMES = {
     "environments.trl_factory": "from_trl",
     "environments.verifiers": "from_verifiers",
     "errors": "BudgetError ConfigError CotuneError EngineError EvolutionError LLMError RetrievalError",
-    "llm.bank": "BankOptions",
+    "llm.own": "BankOptions",
     "llm.client": "OpenAIOptions",
     "methods.fst": "FstOptions GepaOptions",
     "methods.inspo.inspo": "InspoOptions",

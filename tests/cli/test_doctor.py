@@ -17,9 +17,8 @@ from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
 from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError, EngineError, LLMError
-from cotune.llm import first_call
-from cotune.llm.client import OpenAIOptions
-from cotune.llm.first_call import make_first_call
+from cotune.llm import client
+from cotune.llm.client import OpenAIOptions, make_first_call
 from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
@@ -261,7 +260,7 @@ def test_the_first_call_is_one_of_the_run(
         def complete(self, prompt: str) -> Completion:
             raise LLMError("it is down")
 
-    monkeypatch.setattr(first_call, "OpenAIClient", Client)
+    monkeypatch.setattr(client, "OpenAIClient", Client)
     llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0}
     given = config(tmp_path, llm=llm)
 

@@ -12,8 +12,8 @@ from cotune.config.run_checks import (
     without_too_long,
 )
 from cotune.environments.base import SingleTurnEnvironment
-from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
+from cotune.environments.single_turn import MathEnvironment
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.rewards import exact_match

@@ -11,7 +11,7 @@ import pytest
 from cotune.data import benchmarks
 from cotune.data.benchmarks import BENCHMARKS, parse_benchmark, read_benchmark
 from cotune.data.rows import Row
-from cotune.environments.math import with_final
+from cotune.environments.single_turn import with_final
 from cotune.errors import ConfigError
 
 

@@ -14,8 +14,7 @@ from cotune.cli.plan import plan
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import Layout, Memory, Shape, memory_of, read_shape, shape_of
-from cotune.policy.options import LoraOptions, PolicyConfig
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import LoraOptions, PolicyConfig, policy_path
 from cotune.policy.precision import rounding_notice
 from tests.run_files import tiny, write
 from tests.shapes import CONFIGS, use_cache

@@ -1,7 +1,16 @@
+"""Search-R1's protocol: recorded transcripts, run through `Episode` turn by turn.
+
+The transcripts are written by hand from what Search-R1 does; where cotune differs on purpose, `differs`
+says how.
+"""
+
+import itertools
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,17 +23,21 @@ from cotune.environments.search import (
     SEARCH_R1_INSTRUCTION,
     SearchEnvironment,
     SearchOptions,
+    TagProtocol,
+    read_corpus,
     search_environment,
+    split_contents,
 )
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
-from cotune.types import Action, Prompt, Response, Task, Trajectory, Turn
+from cotune.types import Action, Limits, Prompt, Response, Task, Trajectory, Turn
 from tests.data.test_search_r1_parquet import row
 from tests.data.test_search_r1_parquet import write as write_parquet
 from tests.helpers import make_trajectory, under
 from tests.loopback import retrieval_server
+from tests.scripted import CharacterCodec, roll_out
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
 SERVER = "http://127.0.0.1:8000/retrieve"
@@ -222,3 +235,182 @@ def test_search_r1s_files_its_protocol_and_a_server(
     assert response.observation == (
         "\n\n<information>The search failed; nothing was retrieved.</information>\n\n"
     )
+
+
+SEARCH_R1 = TagProtocol()
+CODEC = CharacterCodec()
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
+
+
+class RecordedRetriever:
+    """Finds what a transcript says; "down" cannot be searched for."""
+
+    def __init__(self, found: dict[str, list[str]]) -> None:
+        self.found, self.queries = found, list[str]()
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+        self.queries += queries
+        if "down" in queries:
+            raise RetrievalError("the server is down")
+        return [self.found.get(query, [])[:top_k] for query in queries]
+
+
+def run(recorded: dict[str, Any]) -> tuple[Trajectory, RecordedRetriever]:
+    retriever = RecordedRetriever(recorded["retrieval"])
+    task = Task("t", recorded["question"], tuple(recorded["answers"]))
+    environment = SearchEnvironment(
+        {"test": [task]}, retriever, recorded["instruction"], exact_match
+    )
+    assignments = [under(environment.tasks("test")[0], recorded["instruction"])]
+    limits = Limits(**recorded["limits"])
+    (trajectory,) = roll_out(environment, recorded["turns"], assignments, limits)
+    return trajectory, retriever
+
+
+def runs_of(trajectory: Trajectory) -> list[dict[str, str]]:
+    """The completion as stretches that the policy wrote and that it was shown."""
+    pairs = zip(trajectory.mask, trajectory.completion_ids, strict=True)
+    return [
+        {"own" if own else "shown": CODEC.decode([token for _, token in stretch])}
+        for own, stretch in itertools.groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_a_recorded_transcript(path: Path) -> None:
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    got, retriever = run(recorded)
+    # An observation and the closing EOS, or two turns, can be neighbours.
+    merged: list[dict[str, str]] = []
+    for stretch in recorded["expected"]["completion"]:
+        (kind, text), *_ = stretch.items()
+        if merged and kind in merged[-1]:
+            merged[-1][kind] += text
+        else:
+            merged.append({kind: text})
+    assert {
+        "prompt": CODEC.decode(got.prompt_ids), "completion": runs_of(got),
+        "queries": retriever.queries, "actions": [turn.action for turn in got.turns],
+        "answer": got.answer, "reward": got.reward, "stop": got.stop,
+    } == {**recorded["expected"], "completion": merged}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n"])))
+def test_the_action_is_that_of_the_first_closing_tag(parts: list[str]) -> None:
+    text = "".join(parts)
+    parsed = SEARCH_R1.parse(text)
+    closing = next((part for part in parts if part.startswith("</")), None)
+    assert parsed == SEARCH_R1.parse(
+        text[: text.index(closing) + len(closing)] if closing else text
+    )
+    if parsed.action == "invalid":
+        assert closing is None or closing.replace("/", "") not in text[: text.index(closing)]
+    else:
+        assert closing == f"</{parsed.action}>"
+
+
+@given(st.lists(st.text() | st.just("<search>a</search>"), max_size=3), st.text())
+def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) -> None:
+    texts = [text.replace("<", "") for text in texts]
+    told = f"<answer>{answer.replace('<', '')}</answer>"
+    expected = answer.replace("<", "").strip() or None
+    assert SEARCH_R1.answer(texts) is None
+    assert SEARCH_R1.answer([*texts, told]) == expected
+    assert SEARCH_R1.answer([told, *texts, told]) is None
+
+
+def test_unclosed_answers_are_read_in_linear_time() -> None:
+    """A quadratic parser needs minutes, more than a test may take."""
+    text = "<answer>" * 2**17
+    assert SEARCH_R1.answer([text]) is None
+    assert SEARCH_R1.answer([f"<answer>a</answer>{text}"]) == "a"
+
+
+def test_passages_are_numbered_whatever_form_they_come_in() -> None:
+    forms = ['(Title: "A") a', "(Title: B) b", "c <answer>"]
+    assert SEARCH_R1.information(forms) == (
+        '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
+        "</information>\n\n"
+    )
+
+
+def test_other_questions_are_asked_in_the_same_form() -> None:
+    env = SearchEnvironment({}, None, "Do.", exact_match)
+    (task,) = env.with_tasks({"nq": [Task("t", "who was it", ())]}).tasks("nq")
+    (message,) = env.messages(task, Prompt(SEARCH_R1_INSTRUCTION))
+    assert message["content"] == f"{SEARCH_R1_INSTRUCTION} Question: who was it?\n"
+    (message,) = env.messages(task, Prompt("Do.", "A hint."))
+    assert message["content"] == "A hint.\n\nDo. Question: who was it?\n"
+
+
+LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(
+    lambda s: s.strip() and not s.strip().startswith('"') and not s.strip().endswith('"')
+)
+
+
+@pytest.fixture
+def write_text(tmp_path: Path) -> Callable[[str], Path]:
+    def file(text: str) -> Path:
+        path = tmp_path / "rows.jsonl"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return file
+
+
+def test_a_corpus(write_text: Callable[[str], Path]):
+    path = write_text(
+        '\ufeff{"id": "0", "contents": "\\"Oslo\\"\\nThe capital.\\nOn a fjord."}\n'
+        "\n"
+        '{"contents": "Plain\\ntext", "extra": 1}\r\n'
+        '{"title": " Bergen\\nby ", "text": "Rain."}\n'
+        '{"contents": " No title. "}\n'
+        '{"title": "", "text": "None\\neither."}'
+    )
+    assert [split_contents(contents) for contents in read_corpus(path)] == [
+        ("Oslo", "The capital.\nOn a fjord."),
+        ("Plain", "text"),
+        ("Bergen by", "Rain."),
+        ("", "No title."),
+        ("", "None either."),
+    ]
+
+
+@given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=5))
+def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.jsonl"
+        rows = [
+            json.dumps({"id": i, "contents": f'"{t}"\n{x}'}) for i, (t, x) in enumerate(passages)
+        ]
+        path.write_text("\n".join(rows), encoding="utf-8")
+        read_back = [split_contents(contents) for contents in read_corpus(path)]
+        assert read_back == [(t.strip(), x.strip()) for t, x in passages]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"environment\.corpus: .*rows\.jsonl is empty; expected lines of"),
+        ('{"contents": "a"}\nnonsense', r"rows\.jsonl, line 2: not JSON .*'nonsense'; put one"),
+        ('"text"', """line 1: no object in braces: '"text"'; put one"""),
+        ('{"id": 1, "text": "a"}', r'line 1: "contents" is missing, beside id, text; expected text, as in "contents"'),
+        ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
+        ('{"contents": " "}', r'"contents" is \' \'; expected text'),
+        ("[" * 100_000, r"line 1: not JSON \(RecursionError"),
+    ],
+)  # fmt: skip
+def test_a_bad_corpus_names_the_line(write_text: Callable[[str], Path], text: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_corpus(write_text(text))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"environment\.corpus: cannot read .*none\.jsonl"):
+        read_corpus(tmp_path / "none.jsonl")
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"contents": "\xe9"}')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl \(UnicodeDecodeError"):
+        read_corpus(latin)

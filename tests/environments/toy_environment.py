@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.environment_kind import EnvironmentKind
+from cotune.environments.registry import EnvironmentKind
 from cotune.types import Action, Response, Section, Task, Trajectory
 
 

@@ -16,7 +16,7 @@ from cotune.cli.evaluate import try_run
 from cotune.cli.train import train
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
-from cotune.llm.first_call import PROMPT as FIRST_CALL
+from cotune.llm.client import PROMPT as FIRST_CALL
 from tests.examples.three_tools import FOLDER, Teacher, modules
 from tests.loopback import endpoint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, LLMError
-from cotune.llm.bank import BankLLM, BankOptions, read_bank
+from cotune.llm.own import BankLLM, BankOptions, read_bank
 from cotune.methods.fst import instruction_prompt
 from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.text_evolution import gepa_prompt, read_fenced

@@ -14,8 +14,7 @@ from cotune.engines.trl.sharding import restore_weights
 from cotune.errors import ConfigError
 from cotune.policy.adapters import adapter_base, lora_config, merged, save_weights
 from cotune.policy.local_policy import load
-from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import is_adapter
+from cotune.policy.policy_files import LoraOptions, is_adapter
 from cotune.utils import packages
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 

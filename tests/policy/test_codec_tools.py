@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from cotune.data.splits import warn
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec
+from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec, check_turns
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.template_checks import check_turns
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
 from cotune_lab.worlds.geo import GeoEnvironment

@@ -11,7 +11,7 @@ from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from cotune.policy import precision
-from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import PolicyConfig
 from cotune.policy.precision import autocast, casting, native_bfloat16, weights_dtype
 from tests.run_files import tiny
 

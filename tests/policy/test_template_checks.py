@@ -10,8 +10,7 @@ import pytest
 from cotune.data.splits import warn
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.template_checks import check_template, check_turns
+from cotune.policy.codec import HFCodec, check_template, check_turns, use_template
 from cotune.types import Task
 from tests.policy.tiny import byte_tokenizer, models_template
 
@@ -88,7 +87,7 @@ _LOOP = "{% for i in range(9 ** 5) %}BODY{% endfor %}"
 def test_a_template_that_takes_too_long_is_refused(
     endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotune.policy.template_checks._PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("cotune.policy.codec._PROBE_SECONDS", 0.3)
     message = r"cannot render the roles user.* \(takes longer than 0\.3 s\); .*policy.chat_template"
     with pytest.raises(ConfigError, match=message):
         check_template(environment(), codec_with(CHATML + endless), "Answer in a word.")

@@ -18,8 +18,7 @@ from cotune.environments.prompt_in_data import PromptInData
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec, PlainCodec
-from cotune.policy.template_checks import check_turns
+from cotune.policy.codec import HFCodec, PlainCodec, check_turns
 from cotune.rewards.functions import WeightedReward
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.rollout.drivers import run_episodes

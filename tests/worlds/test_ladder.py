@@ -5,7 +5,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
+from cotune.environments.single_turn import INITIAL_INSTRUCTION as INITIAL
 from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task

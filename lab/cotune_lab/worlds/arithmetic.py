@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 
 from cotune import Task
 from cotune.data.splits import digest
-from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
-from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
+from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.single_turn import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.worlds.ladder import SPLITS, different, split_by_hash, word_question
 from cotune_lab.worlds.content_splits import check_counts

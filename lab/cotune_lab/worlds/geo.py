@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune import RulesLLM, SearchEnvironment, Task
 from cotune.data.splits import digest
-from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind, numbers_of_questions
 from cotune.environments.search import join_for_index
 from cotune.rewards import exact_match
 from cotune.worlds.ladder import different

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cotune import ConfigError, Task, TaskEnvironment, Trajectory
 from cotune.data.splits import SPLITS, digest, sha
-from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
-from cotune.environments.global_draws import keep_generators
+from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.trl_factory import keep_generators
 from cotune.utils.progress import begin
 from cotune.utils.text import named
 from cotune_lab.last_number import last_number

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cotune.environments.math import INITIAL_INSTRUCTION
+from cotune.environments.single_turn import INITIAL_INSTRUCTION
 from cotune.worlds.ladder import (
     LARGEST,
     RUNGS,

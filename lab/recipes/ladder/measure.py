@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cotune import Limits, Trajectory
-from cotune.environments.math import INITIAL_INSTRUCTION
+from cotune.environments.single_turn import INITIAL_INSTRUCTION
 from cotune.worlds.ladder import RUNGS, WRITTEN, LadderEnvironment, LadderOptions, Way
 from recipes.measuring import Bench, read_bank
 

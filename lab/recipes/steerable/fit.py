@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cotune.policy.adapters import lora_config
 from cotune.policy.local_policy import load
-from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import LoraOptions
 from cotune_lab.smollm2 import PACKAGE, smollm2
 from recipes.arithmetic.demonstrations import Demonstrator, Unprompted
 from recipes.fitting import (

@@ -27,7 +27,7 @@ from cotune.experiments.measure import (
 )
 from cotune.experiments.report.pages import write_page
 from cotune.experiments.statistics import ScoreTable
-from cotune.llm.bank import read_bank
+from cotune.llm.own import read_bank
 from cotune.run.json_files import check_folder, plain, write_json_atomic
 from cotune.run.lineage import instruction_rows
 from cotune.run.locks import locked

@@ -15,14 +15,11 @@ from cotune.config.run_file import (
     ScriptRun,
 )
 from cotune.data.dataset import DatasetConfig, read_dataset
-from cotune.environments.base import TaskEnvironment
-from cotune.environments.description import description_of
-from cotune.environments.environment_kind import EnvironmentOptions
-from cotune.environments.registry import kind_of
+from cotune.environments.base import TaskEnvironment, description_of
+from cotune.environments.registry import EnvironmentOptions, kind_of
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
-from cotune.llm.own import OwnLLMOptions, own_llm
+from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm
 from cotune.methods.method import Context, MethodOptions
 from cotune.methods.registry import method_of
 from cotune.policy.policy_files import policy_path

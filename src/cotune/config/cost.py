@@ -11,9 +11,9 @@ from rich.markup import escape
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_file import RIVALS, EvaluationConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
-from cotune.environments.description import DESCRIPTION_CHARS
-from cotune.llm.bank import BankOptions
+from cotune.environments.base import DESCRIPTION_CHARS
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.own import BankOptions
 from cotune.methods.method import MethodOptions, RunShape
 from cotune.methods.registry import method_of
 from cotune.types import Limits

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.own import BankOptions
 from cotune.methods.fst import FstOptions, GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import MethodOptions

@@ -20,17 +20,15 @@ from pydantic import (
 from cotune.config.overrides import with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.environments import registry as environments
-from cotune.environments.environment_kind import EnvironmentKind
-from cotune.environments.registry import kind_of
+from cotune.environments.registry import EnvironmentKind, kind_of
 from cotune.environments.single_turn import SingleTurnOptions
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.llm.own import OwnLLMOptions
+from cotune.llm.own import BankOptions, OwnLLMOptions
 from cotune.methods import registry as methods
 from cotune.methods.method import Method, RunShape
 from cotune.methods.registry import method_of
-from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
@@ -221,7 +219,7 @@ def _section(
 
 
 if TYPE_CHECKING:
-    from cotune.environments.environment_kind import EnvironmentOptions
+    from cotune.environments.registry import EnvironmentOptions
     from cotune.methods.method import MethodOptions as StrategyConfig
 else:
     StrategyConfig = _section(

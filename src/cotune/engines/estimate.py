@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.policy.options import LoraOptions, PolicyConfig
-from cotune.policy.policy_files import cached_folder, policy_path
+from cotune.policy.policy_files import LoraOptions, PolicyConfig, cached_folder, policy_path
 from cotune.utils.text import flat, one_line
 
 if TYPE_CHECKING:

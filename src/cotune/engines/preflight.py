@@ -28,11 +28,10 @@ from cotune.data.splits import warn
 from cotune.engines.engine import engine_of
 from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import ConfigError, EngineError, LLMError
-from cotune.llm.client import OpenAIOptions
-from cotune.llm.first_call import make_first_call
+from cotune.llm.client import OpenAIOptions, make_first_call
 from cotune.llm.own import OwnLLMOptions, import_llm
-from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
+    PolicyConfig,
     cached_folder,
     damaged_weights,
     missing_parts,
@@ -255,7 +254,7 @@ class Preflight:
 
     def _prompts(self) -> str:
         begin("checking the prompts")
-        from cotune.policy.template_checks import check_template
+        from cotune.policy.codec import check_template
 
         config = self.config
         check_template(self.environment, self.codec, self.instruction)

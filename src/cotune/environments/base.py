@@ -1,6 +1,7 @@
-"""The base of environments: tasks by split, and the layout of a prompt."""
+"""The base of environments: tasks by split, the layout of a prompt, and their description for proposers."""
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, Literal, Self
 
 from cotune.data.splits import SPLITS
 from cotune.errors import ConfigError
+from cotune.protocols import Environment
 from cotune.types import Action, Prompt, Response, Section, Task, Trajectory
 from cotune.utils.text import without_thoughts
 
@@ -71,8 +73,8 @@ def with_system(messages: list[dict[str, Any]], instruction: str) -> list[dict[s
     if not instruction:
         return messages
     if messages and messages[0]["role"] == "system":
-        joined = f"{messages[0]['content']}\n\n{instruction}"
-        return [{"role": "system", "content": joined}, *messages[1:]]
+        instruction = f"{messages[0]['content']}\n\n{instruction}"
+        messages = messages[1:]
     return [{"role": "system", "content": instruction}, *messages]
 
 
@@ -84,9 +86,7 @@ class TaskEnvironment:
         initial_instruction: the instruction that training starts from.
 
     Attributes:
-        stop: strings that end a turn.
-        required: texts that every instruction must contain, such as the tags by which the policy acts.
-        tools: JSON schemas of the tools that the chat template offers.
+        stop, required, tools: see `protocols.Environment`.
         prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions are required, because `score` returns no reward.
         no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
@@ -127,14 +127,7 @@ class TaskEnvironment:
         return self._tasks[split]
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
-        """Return the same environment, with its tools and scoring, over other tasks.
-
-        Args:
-            tasks: tasks by split, under any names.
-
-        Raises:
-            ConfigError: a task id is repeated in a split.
-        """
+        """Return the same environment, with its tools and scoring, over other tasks, under any names of splits."""
         other = copy.copy(self)
         other._tasks = _by_split(tasks)
         return other
@@ -200,11 +193,38 @@ def without_answer(task: Task, other: str = "") -> ConfigError:
 
 
 def missing_texts(instruction: str, required: Sequence[str]) -> str:
-    """Return the error for an instruction that lacks required texts; "" if it has them all.
-
-    A policy that is not shown a tag cannot write it, and no proposer could bring it back.
-    """
+    """Return the error for an instruction without required texts, which no proposer could bring back; "" without."""
     missing = [text for text in required if text not in instruction]
     if not missing:
         return ""
     return f"names no {', '.join(missing)}; expected {', '.join(required)} in its text: add what is missing"
+
+
+DESCRIPTION_CHARS = 4000
+"""The most characters that a proposer is shown."""
+
+_CALLS = (
+    "The agent calls these tools in the form that its chat template shows it; several calls in a "
+    "turn are allowed, and what they return comes before its next turn. A turn without a call is its "
+    "final answer."
+)
+
+
+def description_of(environment: Environment) -> str:
+    """Return an environment's own `description`, else that of its tools, "" without; cut at DESCRIPTION_CHARS."""
+    description: str | None = getattr(environment, "description", None)
+    text = _describe_tools(environment.tools) if description is None else description.strip()
+    return text if len(text) <= DESCRIPTION_CHARS else f"{text[: DESCRIPTION_CHARS - 2].rstrip()} …"
+
+
+def _describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the JSON schemas of tools, one a line, or if these are too long, only names and descriptions."""
+    if not schemas:
+        return ""
+    functions = [schema.get("function", schema) for schema in schemas]
+    text = "\n".join(
+        [_CALLS, *(json.dumps(function, ensure_ascii=False) for function in functions)]
+    )
+    if len(text) <= DESCRIPTION_CHARS:
+        return text
+    return "\n".join([_CALLS, *(f"- {f.get('name')}: {f.get('description')}" for f in functions)])

@@ -130,7 +130,6 @@ def place_instruction(
         rows: all rows that are trained or evaluated on, as `read_rows` returns them.
         instruction: the method's argument; None if the data has it.
         needs_instruction: whether the method evolves it.
-        method_name: such as "INSPO", for messages.
 
     Raises:
         ConfigError: the instruction stands in some prompts only, rows have different system

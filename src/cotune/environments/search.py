@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 from cotune.data.cells import list_names, plain_text
 from cotune.data.rows import json_lines
 from cotune.environments.base import PromptFormat, TaskEnvironment, without_answer
-from cotune.environments.environment_kind import EnvironmentKind, Tasks
+from cotune.environments.registry import EnvironmentKind, Tasks
 from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
@@ -166,14 +166,10 @@ class SearchEnvironment(TaskEnvironment):
     """Questions that the policy answers with `<answer>` after searching with `<search>`.
 
     Args:
-        tasks: the tasks of each split.
         retriever: answers all searches of a batch in one call.
-        initial_instruction: the instruction that training starts from.
         reward: scores the final answer, or None, against a task's answers.
         top_k: passages in an observation, 1 or more.
-
-    Raises:
-        ConfigError: a task id is repeated in a split.
+        tasks, initial_instruction: see `TaskEnvironment`.
     """
 
     stop = ("</search>", "</answer>")

@@ -10,7 +10,10 @@ rank and after a resume. Tools that draw need a generator of their own, made in 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -18,10 +21,17 @@ from pydantic import Field
 
 from cotune.data.splits import SPLITS
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.global_draws import keep_generators, with_seed
-from cotune.environments.tool_runner import Job, ToolRunner
-from cotune.environments.tools import CONCURRENCY, Tool, answer_of, call_tools, text_of, tool_of
+from cotune.environments.registry import EnvironmentKind, Tasks
+from cotune.environments.tools import (
+    CONCURRENCY,
+    Job,
+    Tool,
+    ToolRunner,
+    answer_of,
+    call_tools,
+    text_of,
+    tool_of,
+)
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
@@ -30,6 +40,39 @@ from cotune.utils.importing import import_object
 from cotune.utils.text import named
 from cotune.utils.validation import Model
 from cotune.utils.values import finite
+
+
+@contextmanager
+def keep_generators() -> Generator[None]:
+    """Restore the states of `random`, numpy and torch, whose draws are the training's."""
+    numpy = sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
+
+
+def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a function that sets the seeds of all generators before each call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % 2**32)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.random.default_generator.manual_seed(seed)
+        return function(*args, **kwargs)
+
+    return call
+
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _FIELD = "environment.factory"
@@ -60,7 +103,7 @@ class _Instance:
     Attributes:
         seed: decides what the next `reset` draws.
         text: what the last `reset` returned.
-        failure: the reason why it failed; "" if it did not.
+        failure: why it failed; "" if it did not.
         broken: whether it is not used again.
     """
 
@@ -84,7 +127,6 @@ class TrlEnvironment(TaskEnvironment):
     ends with an environment error, and the instance is not used again.
 
     Attributes:
-        needs_rewards: False if the environment has `get_reward`.
         own_reward: the name of `get_reward` among the reward functions; "" without it.
     """
 
@@ -134,10 +176,7 @@ class TrlEnvironment(TaskEnvironment):
         self.tools = tuple(tool.schema for tool in self._tools.values())
 
     def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
-        """Reset an instance for each episode, and return its task with the text of `reset`.
-
-        `seeds` decide, with the task, what `reset` draws.
-        """
+        """Reset an instance for each episode, with a seed; return its task with the text of `reset`."""
         # A rollout that was interrupted left instances at these rows.
         for row in self._live.keys() & (self._scored | set(rows)):
             self._give_back(self._live.pop(row))
@@ -158,11 +197,7 @@ class TrlEnvironment(TaskEnvironment):
         ]
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        """Return the chat messages of a task; one that was not begun gets the text of a reset.
-
-        Raises:
-            ConfigError: `reset` raises, or returns something other than a text or None.
-        """
+        """Return the chat messages of a task; one that was not begun gets the text of a reset."""
         return super().messages(self._with_text(task), prompt)
 
     def question_messages(self, task: Task) -> list[dict[str, Any]]:
@@ -307,10 +342,8 @@ def from_trl(
 
     Args:
         factory: a class or function that makes one environment, without arguments.
-        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
-            tasks: 100 episodes are then for validation, 200 for the test.
-        initial_instruction: the instruction that training starts from.
-        prompt_format: the layout of a prompt.
+        tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
+        initial_instruction, prompt_format: see `TaskEnvironment`.
         seconds: the timeout of a call.
 
     Raises:
@@ -320,7 +353,7 @@ def from_trl(
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
-    """Build the environment of a run file; ConfigError for a factory that cannot be used."""
+    """Build the environment of a run file."""
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from cotune.data.splits import hold_out
 from cotune.environments.base import PromptFormat
-from cotune.environments.environment_kind import EnvironmentKind, Tasks
+from cotune.environments.registry import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
@@ -43,15 +43,13 @@ def from_verifiers(
 ) -> "VerifiersEnvironment":
     """Use an environment of `verifiers.v1`, with its own rollout loop and rewards.
 
-    The trained policy is sampled in place of a served model. The tasks' system prompt becomes the
-    initial instruction, in the system message.
+    The trained policy is sampled in place of a served model.
 
     Args:
         environment: an `Env` of `verifiers.v1` with one agent.
         initial_instruction: None is the system prompt that all tasks share.
         prompt_format: None puts the instruction into the system message.
-        validation: number of questions held out for validation, at most a tenth of all.
-        test: number of questions held out for the final evaluation, at most a fifth.
+        validation, test: numbers of questions that are held out, at most a tenth and a fifth of all.
 
     Raises:
         ConfigError: `verifiers` is not installed, or the environment cannot be trained on.
@@ -73,11 +71,21 @@ def from_verifiers(
 
 
 def verifiers_environment(options: VerifiersOptions, tasks: Tasks | None) -> "VerifiersEnvironment":
-    """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on.
-
-    It brings its own tasks; `tasks` is None.
-    """
-    return from_verifiers(_load(options), validation=options.validation, test=options.test)
+    """Build the environment of a run file, which brings its own tasks."""
+    rollouts = _rollouts()
+    try:
+        if ":" in options.environment:
+            environment = import_object(options.environment, _FIELD)(**options.args)
+        else:
+            environment = rollouts.load(options.environment, options.args)
+    except ConfigError:
+        raise
+    except Exception as error:  # a third-party package may raise anything
+        raise ConfigError(
+            f"{_FIELD}: verifiers cannot load {options.environment!r} ({named(error)}); install it, or change "
+            "environment.args"
+        ) from error
+    return from_verifiers(environment, validation=options.validation, test=options.test)
 
 
 def _rollouts() -> Any:
@@ -88,22 +96,6 @@ def _rollouts() -> Any:
         raise ConfigError(
             f"environment.kind verifiers needs a package verifiers with verifiers.v1 ({error}); install it: "
             "pip install 'cotune[verifiers]'"
-        ) from error
-
-
-def _load(options: VerifiersOptions) -> Any:
-    """Return the result of the environment's loader."""
-    rollouts = _rollouts()
-    try:
-        if ":" in options.environment:
-            return import_object(options.environment, _FIELD)(**options.args)
-        return rollouts.load(options.environment, options.args)
-    except ConfigError:
-        raise
-    except Exception as error:  # a third-party package may raise anything
-        raise ConfigError(
-            f"{_FIELD}: verifiers cannot load {options.environment!r} ({named(error)}); install it, or change "
-            "environment.args"
         ) from error
 
 

@@ -90,8 +90,7 @@ class VerifiersEnvironment(TaskEnvironment):
     waits for the policy's next turn. Timeouts are the environment's own.
 
     Args:
-        environment: the environment.
-        vf_tasks: its tasks by name.
+        vf_tasks: the environment's tasks by name.
         tasks: the same as questions, by split; the column "task" is the name.
     """
 
@@ -194,8 +193,7 @@ class Rollout:
     """One episode of an environment with one agent.
 
     Args:
-        environment: the environment.
-        task: one of its tasks, with the prompt.
+        task: one of the environment's tasks, with the prompt.
         prompt: the messages that it must start from.
         tool_names: names of the tools that it must offer.
     """
@@ -324,11 +322,7 @@ class Rollout:
             self._reply.set_result(response)
 
     def _new_messages(self, request: tuple[list[Any], Sequence[Any] | None]) -> list[Chat]:
-        """Return the messages of a request that the one before did not have.
-
-        Raises:
-            ConfigError: it offers other tools, or leaves out or changes earlier messages.
-        """
+        """Return the messages of a request that the one before did not have; ConfigError if it changed others."""
         messages, tools = request
         names = [tool.name for tool in tools or ()]
         if names != self._tool_names:
@@ -338,8 +332,10 @@ class Rollout:
             )
         chats = [_chat(message, self._call_names) for message in messages]
         length = len(self._history)
-        begins = [(chat["role"], chat["content"]) for chat in chats[:length]]
-        if begins != [(chat["role"], chat["content"]) for chat in self._history]:
+        pairs = [
+            [(m["role"], m["content"]) for m in part] for part in (chats[:length], self._history)
+        ]
+        if pairs[0] != pairs[1]:
             raise ConfigError(f"{_FIELD}: {_REWRITES}")
         self._history = chats
         return chats[length:]

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
+from cotune.run.costs import CostRow
 from cotune.run.record import Record
 from cotune.types import Completion, Section
 from cotune.utils.background import BackgroundLoop
+from cotune.utils.progress import begin
 from cotune.utils.text import encodable, hide_secrets, message_of, one_line
 from cotune.utils.values import check_range, check_url
 
@@ -470,3 +472,22 @@ def _read_key(variable: str | None) -> str | None:
             "spaces: set it, or change llm.api_key_env"
         )
     return key
+
+
+PROMPT = "This is a test of the connection. Reply with the word yes."
+_SECONDS = 30.0
+_RETRIES = 1
+
+
+def make_first_call(options: OpenAIOptions) -> list[CostRow]:
+    """Make one small call to an endpoint; return its cost.
+
+    Raises:
+        LLMError: there is no answer.
+    """
+    timeout_s = min(options.timeout_s, _SECONDS)
+    begin(f"asking {options.describe()} (at most {timeout_s * (1 + _RETRIES) + _RETRIES:g} s)")
+    record = Record()
+    first_call = replace(options, timeout_s=timeout_s, budget=None)
+    OpenAIClient(first_call, record, _RETRIES).complete(PROMPT)
+    return record.cost_rows

@@ -1,12 +1,15 @@
 """An LLM that the user brings: any object with `complete(prompt)`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
-from cotune.errors import ConfigError
-from cotune.protocols import LLM
-from cotune.types import Section
+from cotune.errors import BudgetError, ConfigError, LLMError
+from cotune.methods.inspo.proposers import candidates_asked
+from cotune.protocols import LLM, State
+from cotune.types import Completion, Section
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
 
@@ -68,3 +71,117 @@ def import_llm(options: OwnLLMOptions) -> object:
             "complete(prompt); expected an object or a class that has it"
         )
     return llm
+
+
+_RULE = re.compile(r"^---+[ \t]*$", re.MULTILINE)
+_BLANK = re.compile(r"\n[ \t]*\n")
+# What would end an entry before its end in the form of a reply.
+_ENDS = re.compile(r"<\s*/?\s*ins_\d+\s*>|```", re.IGNORECASE)
+_OF_GEPA = "within ``` blocks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BankOptions(Section):
+    """Texts of your own in place of an LLM's proposals, each proposed once.
+
+    Attributes:
+        kind: "bank".
+        path: a text file with one instruction after another (hints for strategy.kind p2o). Lines of
+            `---` separate them; in a file without such a line, blank lines do.
+    """
+
+    kind: Literal["bank"] = "bank"
+    path: Path
+
+    def __post_init__(self) -> None:
+        # In Python a text will do.
+        object.__setattr__(self, "path", Path(self.path))
+
+    def describe(self) -> str:
+        """Return what proposes, and its file."""
+        return f"a bank of written texts ({self.path.name}), not an LLM"
+
+
+class BankLLM:
+    """Answer proposers' prompts with the entries of a bank, as many as they ask for.
+
+    An entry is proposed once. The state is the texts that were proposed, so entries may be
+    added to the file before a resume. When none is left, BudgetError says so.
+
+    Args:
+        options: the file.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no entry, or an entry that no reply can hold.
+    """
+
+    origin = "bank"
+
+    def __init__(self, options: BankOptions) -> None:
+        self.identity = options.describe()
+        self._path = options.path
+        self._texts = read_bank(options.path, "llm.path")
+        self._used = set[str]()
+
+    def complete(self, prompt: str) -> Completion:
+        """Return the next entries in the form that a prompt asks for.
+
+        Raises:
+            BudgetError: none is left.
+            LLMError: the prompt asks for no form that is known.
+        """
+        if (count := candidates_asked(prompt)) is not None:
+            texts = enumerate(self._take(count), 1)
+            return Completion("\n\n".join(f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in texts))
+        if _OF_GEPA not in prompt:
+            raise LLMError(
+                "a bank answers the prompts of INSPO, GEPA and P²O only; set another llm"
+            )
+        return Completion(f"```\n{self._take(1)[0]}\n```")
+
+    def _take(self, count: int) -> Sequence[str]:
+        """Return the next entries, at most `count`; raise BudgetError if there is none."""
+        unused = [text for text in self._texts if text not in self._used][:count]
+        if not unused:
+            raise BudgetError(
+                f"the bank {self._path.name} is exhausted: its {len(self._texts)} texts have all been "
+                "proposed"
+            )
+        self._used |= set(unused)
+        return unused
+
+    def state_dict(self) -> State:
+        return {"used": sorted(self._used)}
+
+    def load_state_dict(self, state: State) -> None:
+        self._used = set(state["used"])
+
+
+def read_bank(path: Path, field: str) -> list[str]:
+    """Return the entries of a bank's file, each once.
+
+    Args:
+        field: named in errors.
+
+    Raises:
+        ConfigError: see `BankLLM`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{field}: cannot read {path}: {reason}; name a text file") from error
+    separator = _RULE if _RULE.search(text) else _BLANK
+    entries = list(dict.fromkeys(part.strip() for part in separator.split(text) if part.strip()))
+    if not entries:
+        raise ConfigError(
+            f"{field}: {path} holds no text; expected one or more, separated by blank lines or lines "
+            "of ---"
+        )
+    for number, entry in enumerate(entries, 1):
+        if mark := _ENDS.search(entry):
+            raise ConfigError(
+                f"{field}: text {number} of {path} contains {mark.group()}, which a proposal cannot; "
+                "remove it"
+            )
+    return entries

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from cotune.errors import ConfigError
-from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import ADAPTER_CONFIG
+from cotune.policy.policy_files import ADAPTER_CONFIG, LoraOptions
 from cotune.utils.packages import need
 
 _WEIGHTS = "adapter_model.safetensors"

@@ -20,11 +20,9 @@ from cotune.llm.client import NoLLM
 from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, merged, with_adapter
 from cotune.policy.chat_template import own_templates
-from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.options import PolicyConfig
-from cotune.policy.policy_files import is_adapter, only_local, policy_path
+from cotune.policy.codec import HFCodec, check_turns, use_template
+from cotune.policy.policy_files import PolicyConfig, is_adapter, only_local, policy_path
 from cotune.policy.sampling import Casts, policy_sampler
-from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record

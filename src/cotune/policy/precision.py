@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, Literal
 
-from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import PolicyConfig
 
 Precision = Literal["auto", "fp32", "bf16"]
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10}

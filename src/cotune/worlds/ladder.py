@@ -28,8 +28,8 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from cotune.data.splits import digest, sha
-from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
-from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
+from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.single_turn import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task

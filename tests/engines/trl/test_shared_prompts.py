@@ -18,7 +18,7 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 from cotune.engines.trl.batches import completion_logits, score_completions
-from cotune.policy.prompt_cache import can_share
+from cotune.policy.sampling import can_share
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

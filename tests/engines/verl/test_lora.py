@@ -11,8 +11,7 @@ from cotune.engines.verl.checkpoints import adapter_weights
 from cotune.export.export import export
 from cotune.policy.adapters import write_adapter
 from cotune.policy.local_policy import load
-from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import LoraOptions, policy_path
 from tests.engines.verl import noted
 from tests.engines.verl.cpu.settings import environment
 from tests.engines.verl.runs import GEO, cotune, events, kill_once, run_file, start

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from cotune.engines.verl.checkpoints import VerlBest, adapter_weights, keep_newest
 from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, write_adapter
-from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import PolicyConfig
 from cotune.run.checkpoints import save_state
 from cotune.run.scores import Score
 from tests.policy.test_adapters import OPTIONS, adapted, logits

@@ -13,7 +13,7 @@ from cotune.cli import app as cli
 from cotune.config.run_file import RewardConfig, RunConfig
 from cotune.engines.engine import Engine
 from cotune.environments.base import SingleTurnEnvironment
-from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
+from cotune.environments.single_turn import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.questions import (
     EvaluationOptions,

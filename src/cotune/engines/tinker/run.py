@@ -35,8 +35,8 @@ from cotune.engines.tinker.service import Service, read_arguments
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.context_distillation import Floats, batch_weights, is_distilled, ratio_metrics
 from cotune.methods.method import CISPO_CAP
+from cotune.policy.codec import check_turns
 from cotune.policy.policy_files import policy_path
-from cotune.policy.template_checks import check_turns
 from cotune.protocols import Codec
 from cotune.rollout.metrics import group_advantages
 from cotune.rollout.task_order import TaskOrder

@@ -20,9 +20,9 @@ from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import NoLLM
 from cotune.methods.context_distillation import Floats
 from cotune.methods.static import StaticStrategy
+from cotune.policy.codec import check_turns
 from cotune.policy.local_policy import context_length, load_architecture, load_codec
 from cotune.policy.policy_files import policy_path
-from cotune.policy.template_checks import check_turns
 from cotune.protocols import Codec, Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, turn_seed
 from cotune.run.json_files import write_atomic, write_json_atomic

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cotune.policy.prompt_cache import prompt_cache
+from cotune.policy.sampling import prompt_cache
 
 Batch = dict[str, Any]
 """`prompt_ids` and `prompt_mask` (B, P), `completion_ids` and `completion_mask` (B, C), `advantages` (B,)

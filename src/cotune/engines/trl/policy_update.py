@@ -30,7 +30,7 @@ from cotune.methods.context_distillation import (
     token_losses,
 )
 from cotune.policy.adapters import make_savable
-from cotune.policy.prompt_cache import can_share
+from cotune.policy.sampling import can_share
 from cotune.types import Trajectory
 
 if TYPE_CHECKING:

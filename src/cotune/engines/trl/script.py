@@ -24,13 +24,11 @@ from cotune.engines.run_settings import RunSettings, settings_of
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError, LLMError
-from cotune.llm.bank import BankOptions
-from cotune.llm.client import OpenAIOptions
-from cotune.llm.first_call import make_first_call
+from cotune.llm.client import OpenAIOptions, make_first_call
+from cotune.llm.own import BankOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
-from cotune.policy.codec import HFCodec
-from cotune.policy.template_checks import check_template
+from cotune.policy.codec import HFCodec, check_template
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record

@@ -13,8 +13,7 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.errors import ConfigError, EngineError
 from cotune.policy.adapters import write_adapter
-from cotune.policy.options import PolicyConfig
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import PolicyConfig, policy_path
 from cotune.run.best import BestRecord
 from cotune.run.checkpoints import (
     MANIFEST,

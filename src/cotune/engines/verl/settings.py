@@ -17,8 +17,7 @@ from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checke
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
-from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import LoraOptions, policy_path
 from cotune.types import Distillation
 from cotune.utils.text import one_line
 

@@ -9,10 +9,9 @@ from typing import Any
 from cotune.config.build import build_rewards, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
-from cotune.policy.codec import HFCodec
+from cotune.policy.codec import HFCodec, check_turns
 from cotune.policy.local_policy import context_length, load_architecture, load_codec
 from cotune.policy.policy_files import policy_path
-from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.run.run_dir import RunDir
 from cotune.types import Task

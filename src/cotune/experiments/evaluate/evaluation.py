@@ -11,7 +11,7 @@ from rich.console import Console
 from cotune.config.build import initial_instruction, run_environment, run_policy
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
-from cotune.environments.math import REQUIRED
+from cotune.environments.single_turn import REQUIRED
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.questions import (
     METRICS,

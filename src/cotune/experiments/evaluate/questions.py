@@ -11,8 +11,8 @@ from cotune.data.benchmarks import BENCHMARKS, Benchmark, parse_benchmark, read_
 from cotune.data.dataset import Columns, tasks_of_rows
 from cotune.data.rows import file_rows
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.math import MathEnvironment, with_final
 from cotune.environments.search import SearchEnvironment
+from cotune.environments.single_turn import MathEnvironment, with_final
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
