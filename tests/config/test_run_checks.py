@@ -16,8 +16,8 @@ from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.single_turn import MathEnvironment
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
-from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.qa import exact_match
 from cotune.types import Limits, Task
 
 

@@ -17,7 +17,7 @@ from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.rewards import exact_match
+from cotune.rewards.qa import exact_match
 from cotune.types import Action, Prompt, Response, Task, Turn
 from tests.helpers import make_trajectory, tool_schema, under
 

@@ -31,7 +31,7 @@ from cotune.environments.search import (
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions
-from cotune.rewards import exact_match
+from cotune.rewards.qa import exact_match
 from cotune.types import Action, Limits, Prompt, Response, Task, Trajectory, Turn
 from tests.data.test_search_r1_parquet import row
 from tests.data.test_search_r1_parquet import write as write_parquet

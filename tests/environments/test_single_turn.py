@@ -26,8 +26,9 @@ from cotune.environments.single_turn import (
     MathOptions,
 )
 from cotune.errors import ConfigError
-from cotune.rewards import boxed, exact_match
+from cotune.rewards import boxed
 from cotune.rewards.boxed import BoxedReward
+from cotune.rewards.qa import exact_match
 from cotune.run.run_dir import RunDir
 from cotune.types import Action, Limits, Response, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory, under

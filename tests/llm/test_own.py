@@ -1,5 +1,6 @@
 """An LLM that the user brings."""
 
+import json
 import os
 from pathlib import Path
 from unittest import mock
@@ -8,8 +9,14 @@ import pytest
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.config.run_file import parse_config
-from cotune.errors import ConfigError
-from cotune.llm.own import OwnLLMOptions, own_llm
+from cotune.errors import BudgetError, ConfigError
+from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm, read_bank
+from cotune.methods.fst import instruction_prompt
+from cotune.methods.inspo.proposers import read_tagged
+from cotune.methods.text_evolution import gepa_prompt, read_fenced
+from cotune.run.record import Record
+from cotune.run.replies import CachedLLM
+from tests.helpers import paraphrase_prompt
 from tests.run_files import tiny
 
 CODE = """
@@ -76,3 +83,86 @@ def test_its_code_may_use_the_hub(tmp_path: Path, llm: object, offline: str | No
         os.environ.pop("HF_HUB_OFFLINE", None)
         quiet_libraries(config)
         assert os.environ.get("HF_HUB_OFFLINE") == offline
+
+
+EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
+
+REWRITES = paraphrase_prompt("Add. List the candidates in tags.", 2, attempt=3)
+HINTS = gepa_prompt("Carry the one.", EXAMPLES)
+INSTRUCTION = instruction_prompt("Add.", EXAMPLES, ())
+
+
+def bank(folder: Path, text: str) -> BankLLM:
+    path = folder / "bank.txt"
+    path.write_text(text, encoding="utf-8")
+    return BankLLM(BankOptions(path=path))
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("\ufeffone\n\n two \nlines\n\n\none\n", ["one", "two \nlines"]),
+        ("one\n\nmore\n---\ntwo\n-----  \n\n---\n", ["one\n\nmore", "two"]),
+        ("a --- b\r\n\r\nc", ["a --- b", "c"]),
+    ],
+)
+def test_entries_are_parted_by_blank_lines_or_by_rules(
+    tmp_path: Path, text: str, entries: list[str]
+) -> None:
+    (tmp_path / "x").write_bytes(text.encode())
+    assert read_bank(tmp_path / "x", "llm.path") == entries
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (None, r"^llm.path: cannot read .*bank: No such file"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b" \n---\n", "holds no text"),
+        (b"fine\n\nnot </INS_1 > fine", "text 2 of .* contains </INS_1 >"),
+        (b"```python", "text 1 of .* contains ```"),
+    ],
+)
+def test_a_bank_that_cannot_propose_is_refused(
+    tmp_path: Path, content: bytes | None, match: str
+) -> None:
+    if content is not None:
+        (tmp_path / "bank").write_bytes(content)
+    with pytest.raises(ConfigError, match=match) as caught:
+        read_bank(tmp_path / "bank", "llm.path")
+    assert "\n" not in str(caught.value)
+
+
+def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
+    found = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
+    assert read_tagged(found.complete(REWRITES).text)[1] == ["a", "b"]
+    assert read_fenced(found.complete(HINTS).text) == ("", ["c"])
+    assert read_fenced(found.complete(INSTRUCTION).text) == ("", ["d"])
+    more = paraphrase_prompt("Add.", 4)
+    assert read_tagged(found.complete(more).text)[1] == ["e", "f", "g"]  # all that are left
+    with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
+        found.complete(HINTS)
+
+
+def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) -> None:
+    first = bank(tmp_path, "a\n\nb\n\nc")
+    first.complete(REWRITES)
+    again = bank(tmp_path, "new\n\na\n\nb\n\nc")  # an entry is added before the resume
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert read_tagged(again.complete(REWRITES).text)[1] == ["new", "c"]
+
+
+def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:
+    Record.create(tmp_path / "run", {})
+
+    def phase() -> CachedLLM:
+        return CachedLLM(bank(tmp_path, "a\n\nb\n\nc"), Record.open(tmp_path / "run"), 1)
+
+    cut_off = phase()
+    said = [cut_off.complete(HINTS).text for _ in range(2)]
+    resumed = phase()
+    assert resumed.origin == "bank"
+    assert [resumed.complete(HINTS).text for _ in range(2)] == said
+    assert resumed.complete(HINTS).text == "```\nc\n```"
+    assert Record.open(tmp_path / "run").totals().llm_calls == 0  # no model was asked

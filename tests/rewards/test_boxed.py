@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
-from cotune.rewards import boxed, math_worker
+from cotune.rewards import boxed
 from cotune.rewards.boxed import BoxedReward, last_boxed
 
 ENDLESS = "9^{9^{9^{9}}}"
-WORKER = Path(math_worker.__file__)
+WORKER = Path(boxed.__file__)
 STAND_IN = r"""
 import random
 import time
@@ -346,8 +346,8 @@ def test_what_libraries_print_is_no_reply(tmp_path: Path, monkeypatch: pytest.Mo
 def test_memory_is_capped():
     code = (
         f"import sys; sys.path.insert(0, {str(WORKER.parent)!r})\n"
-        "import math_worker; math_worker.limit_memory()\n"
-        "try: bytearray(2 * math_worker.MEMORY_BYTES)\n"
+        "import boxed; boxed.limit_memory()\n"
+        "try: bytearray(2 * boxed.MEMORY_BYTES)\n"
         "except MemoryError: print('capped')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

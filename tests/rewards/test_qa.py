@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.rewards import REWARDS
-from cotune.rewards.qa import exact_match, f1_hotpot, f1_squad, normalize
+from cotune.rewards.qa import REWARDS, exact_match, f1_hotpot, f1_squad, normalize
 
 
 def official_normalize(s: str) -> str:

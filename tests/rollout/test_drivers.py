@@ -16,7 +16,7 @@ from cotune.environments.tools import CONCURRENCY, ToolEnvironment
 from cotune.environments.trl_factory import TrlEnvironment
 from cotune.errors import ConfigError
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
-from cotune.rewards import exact_match
+from cotune.rewards.qa import exact_match
 from cotune.rollout.coordinator import turn_seed
 from cotune.rollout.drivers import parallel_responses, run_episodes
 from cotune.rollout.episode import new_episodes

@@ -21,7 +21,7 @@ from cotune import RulesLLM, SearchEnvironment, Task
 from cotune.data.splits import digest
 from cotune.environments.registry import EnvironmentKind, numbers_of_questions
 from cotune.environments.search import join_for_index
-from cotune.rewards import exact_match
+from cotune.rewards.qa import exact_match
 from cotune.worlds.ladder import different
 from cotune_lab.worlds import geo_rules
 from cotune_lab.worlds.content_splits import check_counts

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 from cotune import Action, Response, SearchEnvironment, Task
 from cotune.data.splits import digest
 from cotune.environments.registry import EnvironmentKind, numbers_of_questions
-from cotune.rewards import exact_match
+from cotune.rewards.qa import exact_match
 from cotune.worlds.ladder import different
 from cotune_lab.worlds.content_splits import check_counts
 from cotune_lab.worlds.geo import (

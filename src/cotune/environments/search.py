@@ -17,7 +17,7 @@ from cotune.environments.registry import EnvironmentKind, Tasks
 from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
-from cotune.rewards import Reward, exact_match
+from cotune.rewards.qa import Reward, exact_match
 from cotune.rollout.batched_calls import parallel_calls
 from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import encodable, named, shorten

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment, without_answer
 from cotune.environments.registry import EnvironmentKind, Tasks
-from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
+from cotune.rewards.qa import Reward
 from cotune.types import Task, Trajectory
 from cotune.utils.validation import Model
 

@@ -142,12 +142,10 @@ class Outcome:
     the API key.
 
     Attributes:
-        text: the reply; "" on failure.
         usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
         error: what went wrong, in one line; "" on success.
         replied: whether a reply came, which is paid for even if it has no whole text; None if none came but
             the request may have reached a model, and may have to be paid for.
-        truncated: whether the reply was cut off at its token limit.
     """
 
     text: str = ""
@@ -164,11 +162,6 @@ class OpenAIClient:
     as long as Retry-After says. A reply without a whole text is asked for again, as often. Other
     statuses are final, and no redirect is followed. A reply without a usage report is counted at its upper
     bound and marked as such; a request without a reply costs nothing.
-
-    Args:
-        options: `llm:` of the run file.
-        record: the record in which calls are counted.
-        retries: further attempts after a failed first one.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
@@ -300,9 +293,7 @@ class MeteredLLM:
     """Count every call of an LLM without a price (the offline rules, an object of the user's).
 
     Args:
-        llm: the LLM that answers.
-        record: the record in which its calls are counted, at price 0.
-        model: the name under which they are recorded.
+        model: the name under which calls are recorded, at price 0.
         identity: identifies the LLM that answers; None: its own `identity`, or the name.
         optional: see `protocols.LLM`.
     """
@@ -379,11 +370,7 @@ def _token_count(value: object) -> int | None:
 
 
 def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
-    """Parse the body of a chat completion.
-
-    Args:
-        hide: removes the key from what an error shows.
-    """
+    """Parse the body of a chat completion; `hide` removes the key from what an error shows."""
     try:
         reply: object = json.loads(body)
     except (ValueError, RecursionError):
@@ -473,6 +460,8 @@ def _read_key(variable: str | None) -> str | None:
         )
     return key
 
+
+# ---- a first call, so that a wrong key or address is found before anything is spent
 
 PROMPT = "This is a test of the connection. Reply with the word yes."
 _SECONDS = 30.0

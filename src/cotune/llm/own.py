@@ -1,4 +1,4 @@
-"""An LLM that the user brings: any object with `complete(prompt)`."""
+"""What proposes in place of an endpoint: the user's own object with `complete(prompt)`, or a bank of texts."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from cotune.errors import BudgetError, ConfigError, LLMError
+from cotune.errors import BudgetError, ConfigError
 from cotune.methods.inspo.proposers import candidates_asked
 from cotune.protocols import LLM, State
 from cotune.types import Completion, Section
@@ -14,6 +14,10 @@ from cotune.utils.importing import import_object
 from cotune.utils.text import named
 
 _OBJECT = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")
+_RULE = re.compile(r"^---+[ \t]*$", re.MULTILINE)
+_BLANK = re.compile(r"\n[ \t]*\n")
+# What would end an entry before its end in the form of a reply.
+_ENDS = re.compile(r"<\s*/?\s*ins_\d+\s*>|```", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +77,7 @@ def import_llm(options: OwnLLMOptions) -> object:
     return llm
 
 
-_RULE = re.compile(r"^---+[ \t]*$", re.MULTILINE)
-_BLANK = re.compile(r"\n[ \t]*\n")
-# What would end an entry before its end in the form of a reply.
-_ENDS = re.compile(r"<\s*/?\s*ins_\d+\s*>|```", re.IGNORECASE)
-_OF_GEPA = "within ``` blocks"
+# ---- a bank of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,6 @@ class BankLLM:
     An entry is proposed once. The state is the texts that were proposed, so entries may be
     added to the file before a resume. When none is left, BudgetError says so.
 
-    Args:
-        options: the file.
-
     Raises:
         ConfigError: the file cannot be read, holds no entry, or an entry that no reply can hold.
     """
@@ -124,19 +121,10 @@ class BankLLM:
         self._used = set[str]()
 
     def complete(self, prompt: str) -> Completion:
-        """Return the next entries in the form that a prompt asks for.
-
-        Raises:
-            BudgetError: none is left.
-            LLMError: the prompt asks for no form that is known.
-        """
+        """Return the next entries in the form that a prompt of INSPO's, or else of gepa's, asks for."""
         if (count := candidates_asked(prompt)) is not None:
             texts = enumerate(self._take(count), 1)
             return Completion("\n\n".join(f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in texts))
-        if _OF_GEPA not in prompt:
-            raise LLMError(
-                "a bank answers the prompts of INSPO, GEPA and P²O only; set another llm"
-            )
         return Completion(f"```\n{self._take(1)[0]}\n```")
 
     def _take(self, count: int) -> Sequence[str]:
@@ -158,14 +146,7 @@ class BankLLM:
 
 
 def read_bank(path: Path, field: str) -> list[str]:
-    """Return the entries of a bank's file, each once.
-
-    Args:
-        field: named in errors.
-
-    Raises:
-        ConfigError: see `BankLLM`.
-    """
+    """Return the entries of a bank's file, each once; errors name `field`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

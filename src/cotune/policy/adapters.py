@@ -23,13 +23,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def lora_config(options: LoraOptions, model: Any = None) -> Any:
-    """Return a `peft.LoraConfig` for a policy, for a trainer's `peft_config`.
-
-    Without the policy, the names of layers are not checked.
-
-    Raises:
-        ConfigError: peft is missing, or the policy has no such layers.
-    """
+    """Return a `peft.LoraConfig`; ConfigError if peft is missing, or the policy, if given, has no such layers."""
     need("peft", "policy.lora")
     from peft import LoraConfig
 
@@ -66,11 +60,7 @@ def _check_targets(targets: Sequence[str], model: Any) -> None:
 
 
 def adapter_base(path: str | Path) -> str:
-    """Return the base that an adapter folder names: a Hugging Face name or folder.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """Return the base that an adapter folder names: a Hugging Face name or folder; ConfigError if it names none."""
     file = Path(path) / ADAPTER_CONFIG
     try:
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -90,12 +80,9 @@ def with_adapter(model: Any, path: str | Path) -> Any:
 
 
 def merged(model: Any) -> Any:
-    """Merge an adapter into its base's weights, in their type. Return the plain model.
+    """Merge an adapter into its base's weights, in their type; a policy without an adapter is returned unchanged.
 
-    The argument is consumed. A policy without an adapter is returned unchanged.
-
-    Raises:
-        ValueError: the merged weights are not all finite numbers.
+    The argument is consumed. ValueError if the merged weights are not all finite numbers.
     """
     return model.merge_and_unload(safe_merge=True) if is_peft_model(model) else model
 
@@ -127,9 +114,7 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
     """Save the trained part of a policy: its weights, or its active adapter.
 
     Args:
-        model: the policy.
-        folder: the folder to write to.
-        weights: weights by name, for a policy that is sharded over processes.
+        weights: by name, for a policy that is sharded over processes.
     """
     if not is_peft_model(model):
         model.save_pretrained(folder, state_dict=weights)
@@ -150,9 +135,7 @@ def write_adapter(
     """Write the folder of a LoRA adapter that no model here has.
 
     Args:
-        folder: is created.
         weights: the adapter's, by the names that PEFT gives them in a file.
-        options: what the adapter was made with.
         base: the base's Hugging Face name or folder.
     """
     config = lora_config(options)

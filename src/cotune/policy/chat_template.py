@@ -75,8 +75,6 @@ def with_instruction(
     Args:
         template: the model's own template; if it already carries an instruction, only
             the part without it is used.
-        prompt_format: the place of the instruction.
-        instruction: the default.
         template_args: default arguments of the model's own template, such as `enable_thinking`;
             the caller may pass others.
 
@@ -132,11 +130,7 @@ def own_templates(templates: str | dict[str, str] | None) -> str | dict[str, str
 
 
 def literal(value: object) -> str:
-    """Write a JSON value as a Jinja expression whose text cannot become Jinja syntax.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Write a JSON value as a Jinja expression whose text cannot become Jinja syntax; TypeError for another value."""
     if isinstance(value, str):
         return '"' + _SPECIAL.sub(_escape, value) + '"'
     if value is None or isinstance(value, bool):

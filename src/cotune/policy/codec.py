@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as a codec."""
+"""A Hugging Face tokenizer as a codec, and checks of its chat template before anything is trained or written."""
 
 import re
 import signal
@@ -68,7 +68,6 @@ class HFCodec:
     """Render with the tokenizer's chat template; encode observations without special tokens.
 
     Args:
-        tokenizer: the policy's.
         template_args: passed to the chat template, such as `enable_thinking`.
 
     Attributes:
@@ -156,11 +155,7 @@ class HFCodec:
     def read_calls(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
-        """Read tool calls by the tokenizer's response template, else in one of the known forms.
-
-        Raises:
-            ConfigError: the chat template's calls can be read by none of them.
-        """
+        """Read tool calls by the tokenizer's response template, else in the known form that `check_tools` finds."""
         written = self._without_end(ids)
         if self._has_response_template:
             calls = self._read(ids, tools, context_ids, None)
@@ -301,16 +296,11 @@ class HFCodec:
         opens_turn: bool = True,
         before: str = "",
     ) -> str:
-        """Return messages as the chat template writes them.
+        """Return messages as the chat template writes them, not defused; ConfigError if it fails.
 
         Args:
-            messages: the messages; nothing in them is defused.
-            tools: the schemas of the tools on offer.
             opens_turn: begin the policy's turn after them.
             before: is put before the template, such as a macro.
-
-        Raises:
-            ConfigError: the template refuses or fails.
         """
         tool_schemas: Any = [dict(tool) for tool in tools] or None
         # An exported policy's template carries an instruction; the messages bring theirs.
@@ -438,7 +428,7 @@ def _other_ends(path: str) -> list[int]:
 
 
 _PROBED = 3  # tasks of each split
-# Real templates take a thousandth of it. There is no limit while a run trains, since the time of its other threads counts.
+# Real templates take a thousandth. There is no limit while a run trains, since the time of its other threads counts.
 _PROBE_SECONDS = 5.0
 _HINT = "Think of what was asked."
 _ON_DAY = "{{%- macro strftime_now(format) -%}}{}{{%- endmacro -%}}"

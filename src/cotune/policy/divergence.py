@@ -11,15 +11,7 @@ _TOKENS_AT_ONCE = 128  # whose logits are held as float32
 
 
 def token_divergence(p: torch.Tensor, q: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return Σ_v p(v) log(p(v) / q(v)) of two policies at a temperature, in nats.
-
-    Args:
-        p, q: logits, (T, V).
-        temperature: divides both, as in sampling; more than 0.
-
-    Returns:
-        one value per token, (T,), in float32.
-    """
+    """Return Σ_v p(v) log(p(v) / q(v)) of two policies at a temperature, in nats, of logits (T, V), as float32 (T,)."""
     log_p = torch.log_softmax(p.float() / temperature, -1)
     log_q = torch.log_softmax(q.float() / temperature, -1)
     chance = log_p.exp()
@@ -37,7 +29,6 @@ def rollout_divergences(
 
     Args:
         p: the policy that wrote the rollouts, a causal language model; q: the other one.
-        trajectories: its rollouts.
         temperature: at which they were sampled.
     """
     divergences: list[tuple[float, int]] = []

@@ -65,11 +65,7 @@ def load(
 
 
 def load_model(path: str | Path, dtype: str = "auto", of: str = "") -> Any:
-    """Load a model that is no adapter, whole.
-
-    Args:
-        path, dtype: see `load`.
-        of: text added to the name in error messages.
+    """Load a model that is no adapter, whole; `of` is added to its name in error messages.
 
     Raises:
         ConfigError: it cannot be loaded, or its files lack weights, which transformers would draw at random.
@@ -91,15 +87,7 @@ def load_model(path: str | Path, dtype: str = "auto", of: str = "") -> Any:
 
 
 def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer as `load` does.
-
-    Args:
-        path: its folder, or a name on the hub.
-        loading: further arguments of from_pretrained, such as `revision`.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Load the tokenizer as `load` does; `loading` are further arguments of from_pretrained, such as `revision`."""
     arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
     with _loading(path):
         tokenizer = AutoTokenizer.from_pretrained(
@@ -112,15 +100,7 @@ def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
 
 
 def load_architecture(path: str, **loading: Any) -> PretrainedConfig:
-    """Load a policy's config.json, or that of an adapter's base.
-
-    Args:
-        path: its folder, or a name on the hub.
-        loading: see `load_tokenizer`.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Load a policy's config.json, or that of an adapter's base; see `load_tokenizer`."""
     path = adapter_base(path) if is_adapter(path) else path
     arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
     with _loading(path, " (its config.json)"):
@@ -133,7 +113,7 @@ def context_length(config: PretrainedConfig) -> int | None:
 
 
 def load_codec(options: PolicyConfig) -> HFCodec:
-    """Load the codec of a run file's policy. Raises ConfigError as `load_tokenizer` does."""
+    """Load the codec of a run file's policy."""
     tokenizer = load_tokenizer(policy_path(options.path))
     use_template(tokenizer, options.chat_template)
     return HFCodec(tokenizer, options.template_args)
@@ -173,13 +153,10 @@ def local_coordinator(
     The policy is on the first GPU, if there is one.
 
     Args:
-        folder: a Hugging Face name or folder; an adapter is loaded on its base, not merged.
+        folder, dtype, base: see `load`; an adapter is not merged.
         instruction: the default prompt of `evaluate`.
         settings: limits, temperature and seed; the context length is the policy's.
-        dtype, base: see `load`.
-        template_args: passed to the chat template.
         chat_template: replaces the folder's; see `codec.use_template`.
-        rewards: score instead of the environment.
         casts: opens the autocast that the policy computes under.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Locate a policy ("bundled:NAME", a folder, a name on the hub) and its files."""
+"""The `policy` section of a run file, and the files of a policy: "bundled:NAME", a folder, a name on the hub."""
 
 import json
 import logging
@@ -49,11 +49,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def policy_path(path: str) -> str:
-    """Return the folder of "bundled:NAME"; any other path or name unchanged.
-
-    Raises:
-        ConfigError: the path is invalid; the message says why.
-    """
+    """Return the folder of "bundled:NAME"; any other path or name unchanged. ConfigError if it is invalid."""
     if "://" in path:
         raise ConfigError(
             "policy.path is an address (not shown, as it may hold a password); expected a folder, or a "

@@ -199,12 +199,6 @@ class CachedSampler:
     """Sample with one KV cache per rollout call, for models with full attention in every layer.
 
     The draws of a row depend only on (seed, row, position), not on the other rows of its batch.
-
-    Attributes:
-        model: opens the current policy.
-        codec: decodes tokens to find stop strings.
-        pad_id: token that pads shorter rows.
-        casts: opens the policy's autocast.
     """
 
     model: ModelContext
@@ -564,6 +558,9 @@ def attends_fully(policy: PreTrainedModel) -> bool:
         windows = local or getattr(config, "sliding_window", None) is not None
         return not policy._is_stateful and not windows
     return all(kind == "full_attention" for kind in layers)
+
+
+# ---- prompts that rollouts share, in training
 
 
 def can_share(policy: PreTrainedModel) -> bool:

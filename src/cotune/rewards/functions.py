@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
+from cotune.rewards.qa import REWARDS
 from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object, reference_to

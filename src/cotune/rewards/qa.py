@@ -6,7 +6,10 @@ All return the best score over the ground truths; without an answer or a ground 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+Reward = Callable[[str | None, Sequence[str]], float]
+"""Scores a final answer, or None if there is none, against the accepted answers."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -61,3 +64,11 @@ def _f1(answer: str, gold: str) -> float:
     precision = same / len(answer_tokens)
     recall = same / len(gold_tokens)
     return 2 * precision * recall / (precision + recall)
+
+
+REWARDS: Mapping[str, Reward] = {
+    "exact_match": exact_match,
+    "f1_squad": f1_squad,
+    "f1_hotpot": f1_hotpot,
+}
+"""Rewards by the name that a run file gives them."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from cotune.experiments.evaluate.evaluation import Figure, figures_of, metric_functions
-from cotune.rewards import f1_hotpot, f1_squad
+from cotune.rewards.qa import f1_hotpot, f1_squad
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 

@@ -1,11 +1,15 @@
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotune.errors import BudgetError, EvolutionError, LLMError
+from cotune.methods.method import Context, Evolution
 from cotune.methods.p2o.hints import (
     HintOptions,
     HintPool,
@@ -14,8 +18,20 @@ from cotune.methods.p2o.hints import (
     candidates,
     covering,
 )
-from cotune.methods.text_evolution import split
-from tests.helpers import make_tasks
+from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.text_evolution import example, feedback, read_fenced, split
+from cotune.protocols import LLM
+from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory, Turn
+from tests.helpers import Events, make_tasks, make_trajectory
+from tests.methods.p2o.hint_fakes import (
+    SMALL,
+    Policy,
+    evolve,
+    leaking,
+    one_keyword_each,
+    tasks_of_two_kinds,
+)
+from tests.scripted import Author, raising
 
 POOL = HintPool(
     ("", "columns", "units", "both few"),
@@ -152,3 +168,206 @@ def test_a_cover_covers_all_that_is_solved(rows: list[tuple[str, list[float], fr
     assert pool.solved_share(cover) == pool.solved_share(range(len(rows)))
     assert len(set(cover)) == len(cover)
     assert not any(task_id in seen[h] for task_id, hs in candidates(pool, dev).items() for h in hs)
+
+
+BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
+    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "LLMError: timed out"),
+    "garbage": (lambda n, prompt: f"```{'x y ' * 2_500}```", "hint_rejected", "9999 characters"),
+    "cut off": (lambda n, prompt: "<think> a ```Try``` is", "proposal_failed", "holds no hint"),
+    "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "unclosed <think>"),
+    "seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint within"),
+    "apology": (lambda n, prompt: f"I am sorry, but I can't help with request {n}.", "proposal_failed", "the reply holds no hint within ``` blocks"),
+    "leaks": (leaking, "hint_rejected", "the answer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_REFLECTORS)
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
+    name: str, reflection: Any
+):
+    write, event, reason = BAD_REFLECTORS[name]
+    author, policy, record = Author(write), Policy(), Events()
+    strategy = p2o_of(replace(SMALL, reflection=reflection))
+    run = runner(strategy, policy, author, record)
+    pool = run(step=5)
+    if name == "errs":  # no reply at all: what was there before is kept, which is nothing
+        assert pool is None
+    else:
+        assert pool is not None
+        assert pool.texts == ("",)
+    # Two iterations of four parents each, then the phase gives up; no child is evaluated.
+    assert len(author.prompts) == 8
+    assert policy.evaluations == 2 * 12 + 8
+    assert len(record.of(event)) == 8
+    assert all(reason in rejected["reason"] for rejected in record.of(event))
+    assert record.of("hint_phase_ended")[0]["valid"] == 0
+    saved = json.loads(json.dumps(strategy.state_dict()))
+    strategy = p2o_of(replace(SMALL, reflection=reflection))
+    strategy.load_state_dict(saved)
+    assert strategy.state_dict() == saved
+    with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
+        runner(strategy, policy, author, record)(step=10)
+
+
+def p2o_of(options: HintOptions) -> P2O:
+    return P2O(P2OOptions(hints=options), Context(instruction="Solve it.", seed=1))
+
+
+def runner(
+    strategy: P2O, policy: Policy, llm: LLM, record: Events
+) -> Callable[..., HintPool | None]:
+    def run(step: int) -> HintPool | None:
+        now = Evolution(Progress(step, 0, 9), policy, llm, record)
+        return strategy.next_pool(tasks_of_two_kinds(20), now)
+
+    return run
+
+
+def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
+    record, policy = Events(), Policy()
+    strategy = p2o_of(replace(SMALL, budget=21))
+    assert runner(strategy, policy, Author(one_keyword_each), record)(1) is None
+    assert policy.calls == []
+    [(kind, fields)] = record.rows
+    assert kind == "notice"
+    assert "hints.budget is 21, but scoring one hint on 8 questions takes 22" in fields["text"]
+
+
+def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    pool, _ = evolve(policy, author, record, reflection="single_turn")
+    assert len(author.prompts) == 4
+    assert all("perform a task for me:\n```\n\n```" in prompt for prompt in author.prompts)
+    minibatches, dev = policy.calls
+    assert len({a.task.id for a in minibatches}) == len(minibatches) == 12
+    assert len(dev) == (1 + 4) * 8
+    assert len(pool.texts) == 5
+    assert [e["parent"] for e in record.of("hint_accepted")] == [""] * 4
+    assert len(covering(pool)) == 2
+
+
+def test_single_turn_ends_with_the_llms_budget():
+    def write(n: int, prompt: str) -> str:
+        if n:
+            raise BudgetError("the next call could exceed llm.budget")
+        return one_keyword_each(n, prompt)
+
+    policy, author = Policy(), Author(write)
+    pool, _ = evolve(policy, author, reflection="single_turn")
+    assert (len(pool.texts) - 1, len(author.prompts)) == (1, 2)
+    minibatches, dev = policy.calls
+    assert (len(minibatches), len(dev)) == (12, 2 * 8)
+
+
+def test_a_phase_that_lost_its_scores_keeps_the_hints():
+    class Failing(Policy):
+        def __call__(self, *arguments: Any, **how: Any) -> list[Trajectory]:
+            done = super().__call__(*arguments, **how)
+            lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
+            return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
+
+    record, author = Events(), Author(one_keyword_each)
+    strategy = p2o_of(SMALL)
+    before = runner(strategy, Policy(), author, record)(1)
+    assert before is not None
+    assert len(before.texts) > 1
+    strategy._pool = before
+    assert runner(strategy, Failing(), author, record)(2) is before
+    assert "environment error: the earlier hints stay" in record.of("notice")[-1]["text"]
+
+
+def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
+    task = Task("q", "What is 48 + 37?", ("85", "85.0"))
+    prompt = Prompt("Solve it.")
+    made = make_trajectory(Assignment(task, prompt, prompt, "", 0), reward)
+    return replace(made, **{"answer": answer, **changes})
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "shown"),
+    [
+        (trajectory(1.0, "85"), "Correct.", ""),
+        (trajectory(0.0, "75"), "Wrong: the final answer 75 is not correct.", " The correct answer is 85 or 85.0."),
+        (
+            trajectory(0.0, None, stop=StopReason.TOKEN_LIMIT),
+            "Wrong: no final answer in the expected format was found. "
+            "The response was ended by: token limit.",
+            " The correct answer is 85 or 85.0.",
+        ),
+        (
+            trajectory(0.0, None, turns=(Turn("a", error="no tag"), Turn("b", error="no tag"))),
+            "Wrong: no final answer in the expected format was found. Errors on the way: no tag.",
+            " The correct answer is 85 or 85.0.",
+        ),
+    ],
+)  # fmt: skip
+def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
+    made: Trajectory, said: str, shown: str
+):
+    assert feedback(made, False) == said
+    assert feedback(made, True) == said + shown
+    task = replace(made.task, answers=())
+    unanswered = replace(made, assignment=replace(made.assignment, task=task))
+    assert feedback(unanswered, True) == said
+
+
+def test_a_long_answer_is_shortened_since_the_response_is_shown_besides():
+    said = feedback(trajectory(0.0, "8" * 30_000), False)
+    assert said.startswith("Wrong: the final answer 888")
+    assert "29500 characters left out" in said
+    assert len(said) < 700
+
+
+def test_feedback_of_reward_functions_follows():
+    for made, verdict in ((trajectory(1.0, "85"), "Correct."), (trajectory(0.0, "8"), "Wrong: ")):
+        said = feedback(replace(made, feedback="exact: Off by 3."), False)
+        assert said.startswith(verdict)
+        assert said.endswith("\nexact: Off by 3.")
+
+
+@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
+@pytest.mark.parametrize("show_answers", [False, True])
+def test_prompts_hold_question_response_and_feedback(reflection: str, show_answers: bool):
+    author = Author(one_keyword_each)
+    evolve(Policy(), author, reflection=reflection, show_answers=show_answers)
+    first = author.prompts[0]
+    assert "Provide the new instructions within ``` blocks." in first
+    assert first.count("Wrong: the final answer nothing is not correct.") == 3
+    assert first.count("## Generated Outputs\nI say nothing") == 3
+    assert first.count("The correct answer is secret") == 3 * show_answers
+    wrong_only = [p for p in author.prompts if "Correct." not in p]
+    assert wrong_only
+    assert any("secret" in prompt for prompt in wrong_only) == show_answers
+
+
+def test_a_long_response_is_shortened_in_the_middle():
+    long = trajectory(0.0, None, turns=(Turn("a b " * 300 + "end"),))
+    shown = example(long, False, 100)["Generated Outputs"]
+    assert "characters left out" in shown
+    assert shown.endswith("end")
+    assert example(long, False, 2000)["Generated Outputs"] == long.full_text
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("Sure:\n```\nCarry.\n```\nDone.", ("Sure:", ["Carry."])),
+        ("```text\nCarry.\n```", ("", ["Carry."])),
+        ("<think>perhaps ```no```</think>\n```\nCarry.\n```", ("", ["Carry."])),
+        ("<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", ["Do."])),
+        ("about\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", ["Do."])),
+        ("<think>on and on\n```\nDo.\n```", ("", [])),
+        ("<think>perhaps ```no```", ("", [])),
+        ("Carry.", ("", [])),
+        ("```Carry.", ("", [])),
+        ("```\n \n```", ("", [])),
+        ("", ("", [])),
+        ("<think>Put it in ``` blocks.</think>\n```\nhint\n```", ("", ["hint"])),
+        ("<think>```\ndraft\n```</think>\n```\nhint\n```", ("", ["hint"])),
+        ("So.\n```\nleft open", ("", [])),
+        ("```\na\n``` and ```\nleft open", ("", [])),
+    ],
+)  # fmt: skip
+def test_read_fenced(reply: str, expected: tuple[str, list[str]]):
+    assert read_fenced(reply) == expected

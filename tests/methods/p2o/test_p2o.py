@@ -1,13 +1,22 @@
+"""P²O at the end of an epoch: its phases, a reflector that fails, a state that goes on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.p2o.p2o import P2OOptions
+from cotune.errors import LLMError
+from cotune.methods.p2o.hints import HintOptions, HintPool
+from cotune.methods.p2o.p2o import HardSamples, P2OOptions
 from cotune.protocols import Strategy
-from cotune.types import Assignment
-from tests.methods.p2o.hint_fakes import KEYWORDS
+from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
+from tests.helpers import make_trajectory
+from tests.methods.p2o.hint_fakes import KEYWORDS, SMALL, one_keyword_each
 from tests.methods.p2o.p2o_run import (
     EASY,
     GROUP,
@@ -19,7 +28,112 @@ from tests.methods.p2o.p2o_run import (
     Succeeds,
     hinted_ids,
     hints,
+    p2o,
 )
+from tests.scripted import Author, raising
+
+
+def group(
+    task_id: str, rewards: Sequence[float], hint: str = "", errors: int = 0
+) -> list[Trajectory]:
+    """Rollouts of a question; with `errors` more that ended in an environment error."""
+    trained = Prompt("i")
+    assignment = Assignment(Task(task_id, "?", ("1",)), Prompt("i", hint), trained, "", 0)
+    failed = replace(make_trajectory(assignment, 0.0), stop=StopReason.ENVIRONMENT_ERROR)
+    return [*(make_trajectory(assignment, reward) for reward in rewards), *[failed] * errors]
+
+
+def close(samples: HardSamples) -> tuple[tuple[str, ...], int, int, int, int]:
+    """Close an epoch: the hard questions, and how many were seen, are newly hard, graduated, by a hint."""
+    trend = samples.close_epoch()
+    assert trend["hard"] == len(samples.hard)
+    counts = (trend[name] for name in ("seen", "newly_hard", "graduated", "solved_by_hint"))
+    return (samples.hard, *counts)  # pyright: ignore[reportReturnType]
+
+
+def test_fewer_than_two_successes_of_six_is_hard():
+    samples = HardSamples()
+    samples.observe(group("none", [0] * 6) + group("one", [0, 0, 1, 0, 0, 0]))
+    samples.observe(group("two", [0, 1, 1, 0, 0, 0]) + group("half", [0.5, 0.5, 0.4, 0, 0, 0]))
+    assert samples.hard == ()  # not before the epoch is over
+    assert close(samples) == (("none", "one"), 4, 2, 0, 0)
+    assert samples.hard == ("none", "one")
+
+
+def test_hard_questions_are_judged_on_their_hinted_rollouts():
+    samples = HardSamples()
+    for task_id in ("hinted", "unhinted", "still", "unmet"):
+        samples.observe(group(task_id, [0, 0, 0]))
+    samples.close_epoch()
+    samples.observe(group("hinted", [1, 1, 0], hint="Think."))
+    samples.observe(group("unhinted", [1, 1, 0], hint=" "))
+    samples.observe(group("still", [1, 0, 0], hint="Think.") + group("new", [0, 0, 0]))
+    assert close(samples) == (("new", "still", "unmet"), 4, 1, 2, 1)
+
+
+@pytest.mark.parametrize(("visits", "hard"), [([1], True), ([1, 1], True), ([1, 3], False)])
+def test_the_mean_over_groups_of_an_epoch_counts_and_starts_anew(visits: list[int], hard: bool):
+    samples = HardSamples()
+    for successes in visits:
+        samples.observe(group("q", [1] * successes + [0] * (6 - successes)))
+    assert close(samples)[0] == (("q",) if hard else ())
+    samples.observe(group("q", [1, 1, 0, 0, 0, 0]))
+    assert close(samples)[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "errors", "hard"),
+    [
+        ([1], 5, False),  # 1 of 1, above 2 of 6
+        ([1, 0], 4, False),  # 1 of 2
+        ([1, 0, 0], 3, False),  # 1 of 3 is 2 of 6
+        ([1, 0, 0, 0], 2, True),
+        ([0], 5, True),
+        ([1, 1], 4, False),
+        ([1, 0, 0, 0, 0, 0], 0, True),
+    ],
+)
+def test_environment_errors_are_no_attempts(rewards: list[int], errors: int, hard: bool):
+    samples = HardSamples(below=2)
+    samples.observe(group("q", rewards, errors=errors))
+    assert close(samples) == (("q",) if hard else (), 1, hard, 0, 0)
+
+
+def test_a_question_without_an_attempt_keeps_its_status():
+    samples = HardSamples()
+    samples.observe(group("hard", [0] * 6) + group("easy", [1] * 6))
+    samples.close_epoch()
+    samples.observe(group("hard", [], "Think.", 6) + group("easy", [], errors=6))
+    assert close(samples) == (("hard",), 0, 0, 0, 0)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from("abcde"), st.sampled_from([None, 0.0, 1.0]), st.booleans()),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 3),
+)
+def test_state_round_trip_in_the_middle_changes_nothing(
+    epochs: list[list[tuple[str, float | None, bool]]], saved: int
+):
+    unbroken, resumed = HardSamples(), HardSamples()
+    for number, epoch in enumerate(epochs):
+        for task_id, reward, hinted in epoch:
+            for samples in (unbroken, resumed):
+                rewards = [] if reward is None else [reward]
+                samples.observe(group(task_id, rewards, "h" if hinted else "", 1 - len(rewards)))
+        if number == saved:
+            state = json.loads(json.dumps(resumed.state_dict()))
+            resumed = HardSamples()
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+        assert unbroken.close_epoch() == resumed.close_epoch()
+
 
 # ---- Phase 1
 
@@ -163,3 +277,141 @@ def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(P2OOptions).validate_python(raw)
     assert message in str(caught.value)
+
+
+# ---- Phase 2
+
+
+def test_the_epoch_ends_once():
+    run = Run()
+    run.batch(0)
+    run.batch(0)
+    assert run.policy.calls == []
+    metrics = run.evolve(Progress(3, 1, 100))
+    assert metrics == {
+        "p2o/hard": 20.0,
+        "p2o/newly_hard": 20.0,
+        "p2o/graduated": 0.0,
+        "p2o/solved_by_hint": 0.0,
+        "p2o/withheld": 0.0,
+    }
+    state, calls, rows = run.strategy.state_dict(), len(run.policy.calls), len(run.events.rows)
+    assert calls > 1
+    assert run.evolve(Progress(3, 1, 100)) == {}
+    assert run.evolve(Progress(4, 1, 100)) == {}
+    assert run.strategy.state_dict() == state
+    assert (len(run.policy.calls), len(run.events.rows)) == (calls, rows)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_skipped_phase_drops_the_hints_of_the_one_before_unless_they_are_kept(keeps: bool):
+    run = Run(hints=replace(SMALL, keep_if_skipped=keeps))
+    run.batch(0)
+    left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
+    run.batch(1, lambda a, k: a.task.id not in left)
+    pool, calls = run.pool, len(run.policy.calls)
+    third = run.batch(2)
+    (notice,) = run.events.of("notice")
+    assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
+    assert ("the earlier ones are dropped" in notice["text"]) == (not keeps)
+    assert (run.pool, len(run.policy.calls)) == (pool if keeps else None, calls)
+    assert hinted_ids(third) == (left if keeps else set())
+    assert len(run.events.of("hint_phase")) == 1
+    run.batch(3)
+    assert len(run.events.of("hint_phase")) == 2
+    assert run.pool != pool
+
+
+def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
+    run = Run(hints=replace(SMALL, dev_size=4))
+    few = [*HARD[:8], *EASY]  # so few that a minibatch of three is most of what is reflected on
+    run.batch(0, tasks=few)
+    withheld = set[str]()
+    for epoch in (1, 2, 3):
+        run.step += 1
+        metrics = run.evolve(Progress(run.step, epoch, 100))
+        assignments = run.batch(epoch, tasks=few)
+        pool = HintPool(**run.pool)
+        known = dict(zip(pool.texts, pool.shown, strict=True))
+        hinted = hinted_ids(assignments)
+        assert hinted
+        assert not any(a.task.id in known[a.sampled.hint] for a in assignments)
+        without = {task.id for task in HARD[:8]} - hinted
+        assert metrics["p2o/withheld"] == len(without)
+        withheld |= without
+    assert withheld
+
+
+# ---- a reflector that fails
+
+
+def test_an_outage_of_the_llm_leaves_the_hints_of_the_phase_before():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    pool = run.pool
+    run.llm = Author(raising(LLMError("503")))
+    assert hinted_ids(run.batch(2)) == {t.id for t in HARD}
+    assert run.pool == pool
+
+
+def test_hints_outlive_a_phase_that_brings_none():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    run.llm = Author(lambda n, prompt: "")
+    run.batch(2)
+    run.llm = Author(one_keyword_each)
+    assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
+    phases = run.events.of("hint_phase_ended")
+    assert [row["valid"] > 0 for row in phases] == [True, False, True]
+    for row in phases:
+        texts = [hint["text"] for hint in row["solved"]]
+        assert texts[0] == ""
+        assert len(texts) == row["accepted"] + 1
+        covered = {
+            i
+            for hint in row["solved"]
+            if hint["text"] in row["covering_texts"]
+            for i in hint["dev"]
+        }
+        dev = next(e["dev"] for e in run.events.of("hint_phase") if e["phase"] == row["phase"])
+        assert row["solved_by_cover"] == len(covered) / dev
+        assert row["solved_without"] == len(row["solved"][0]["dev"]) / dev
+
+
+# ---- state
+
+
+def test_a_state_saved_in_mid_epoch_continues_the_same():
+    def succeeds(a: Assignment, k: int) -> bool:
+        return a.task in EASY or a.task.id in {"q0", "q5", "q6", "q19"}
+
+    author = Author(one_keyword_each)
+    run = Run(llm=author)
+    run.batch(0)
+    run.batch(1, succeeds, TASKS[:9])
+    saved = json.dumps(run.strategy.state_dict())
+    copy = Run()
+    copy.strategy.load_state_dict(json.loads(saved))
+    assert json.dumps(copy.strategy.state_dict()) == saved
+    copy.step = run.step
+    copy.llm = Author(one_keyword_each, list(author.prompts))  # its replies are counted on
+    for epoch, tasks in ((1, TASKS[9:]), (2, TASKS), (3, TASKS)):
+        assert copy.batch(epoch, succeeds, tasks) == run.batch(epoch, succeeds, tasks)
+    assert copy.strategy.state_dict() == run.strategy.state_dict()
+    assert copy.policy.calls == run.policy.calls[-len(copy.policy.calls) :]
+    trends = run.events.of("hard_samples")
+    assert [t["hard"] for t in trends] == [20, 16, 16]
+
+
+def test_draws_are_keyed_by_the_seed_and_the_epoch():
+    one, same, other = Run(), Run(), Run(p2o(seed=2))
+    for run in (one, same, other):
+        run.batch(0)
+    first = hints(one.batch(1))
+    assert first == hints(same.batch(1))
+    assert first != hints(other.batch(1))
+    # The same hints and the same hard questions, but another epoch.
+    one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
+    assert hints(one.batch(7)) != first

@@ -22,8 +22,8 @@ from cotune.experiments.evaluate.questions import (
     question_sets,
 )
 from cotune.policy.policy_files import check_whole
-from cotune.rewards import REWARDS, Reward, exact_match
 from cotune.rewards.functions import AnswerReward
+from cotune.rewards.qa import REWARDS, Reward, exact_match
 from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best

@@ -15,8 +15,8 @@ from cotune.environments.search import SearchEnvironment
 from cotune.environments.single_turn import MathEnvironment, with_final
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.qa import REWARDS
 from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
 

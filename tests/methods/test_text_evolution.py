@@ -29,7 +29,7 @@ from tests.methods.p2o.hint_fakes import (
 )
 from tests.scripted import Author, raising
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_hints_for_both_kinds_end_up_in_the_cover():
