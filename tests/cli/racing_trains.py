@@ -54,7 +54,7 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
     with (
         mock.patch.object(command, "passed", passed),
         mock.patch.object(RunDir, "check_free", check_and_wait),
-        mock.patch("cotune.run.locks._PATIENCE", 0.0),
+        mock.patch("cotune.run.json_files._PATIENCE", 0.0),
     ):
         try:
             command.train(file, Console(quiet=True))

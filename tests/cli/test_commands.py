@@ -17,7 +17,7 @@ from cotune.cli.plan import plan
 from cotune.cli.train import _stoppable, resume
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError, RetrievalError, Stopped
-from cotune.run.locks import run_locked
+from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from tests.forked import run_module
 from tests.run_files import tiny, write
@@ -152,7 +152,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(
 ) -> None:
     folder = tmp_path / "out"
     Record.create(folder, dump_config(parse_config(tiny(folder), "test")))
-    monkeypatch.setattr("cotune.run.locks._PATIENCE", 0.0)
+    monkeypatch.setattr("cotune.run.json_files._PATIENCE", 0.0)
     with run_locked(folder), pytest.raises(ConfigError, match="being trained by another"):
         resume(folder, Console(quiet=True))
 

@@ -12,8 +12,7 @@ from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy
-from cotune.run.record import Record
-from cotune.run.replies import identity_of
+from cotune.run.record import Record, identity_of
 from cotune.types import Progress, Prompt
 from cotune.worlds.ladder import LadderEnvironment
 from tests.helpers import Events, make_trajectory, paraphrase_prompt

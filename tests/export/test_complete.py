@@ -222,7 +222,7 @@ def test_a_completion_of_an_earlier_attempt_is_done_anew(tmp_path: Path) -> None
     run.cut_back(0)
     with pytest.raises(ConfigError, match="not finished"):
         complete_serving(run)
-    summary = read_json(run.summary_path)
+    summary = read_json(run.path / "summary.json")
     run.write_summary({k: v for k, v in summary.items() if k not in ("attempt", "schema_version")})
     assert complete_serving(run) is None
     (run.best_path / "README.md").write_text("of the first attempt", encoding="utf-8")

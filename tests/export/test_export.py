@@ -122,7 +122,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
     run, _ = whole(tmp_path)
     with pytest.raises(ConfigError, match=r"trained all weights \(no policy.lora\); expected full"):
         export(run.path, "adapter")
-    run.summary_path.unlink()
+    (run.path / "summary.json").unlink()
     with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
         export(run.path)
     script = Record.create(tmp_path / "own", script_fields(tmp_path / "own"))

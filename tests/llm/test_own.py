@@ -14,8 +14,7 @@ from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm, read_ba
 from cotune.methods.fst import instruction_prompt
 from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
-from cotune.run.record import Record
-from cotune.run.replies import CachedLLM
+from cotune.run.record import CachedLLM, Record
 from tests.helpers import paraphrase_prompt
 from tests.run_files import tiny
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.console import ConsoleListener, LogListener
-from cotune.run.events import EVENTS, describe_event
+from cotune.run.events import EVENTS, ConsoleListener, LogListener, describe_event
 
 
 def shown(markup: str) -> str:

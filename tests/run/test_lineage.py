@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cotune.run.best import instruction_rows
 from cotune.run.json_files import write_atomic
-from cotune.run.lineage import instruction_rows
 from cotune.run.record import Record
 
 

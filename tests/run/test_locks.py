@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.locks import locked, run_locked
+from cotune.run.json_files import locked, run_locked
 from tests.helpers import is_locked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no lock elsewhere")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="no lock elsewhere")
 _HOLD = """
 import sys
 from pathlib import Path
-from cotune.run.locks import run_locked
+from cotune.run.json_files import run_locked
 with run_locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -31,7 +31,7 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        monkeypatch.setattr("cotune.run.locks._PATIENCE", 0.1)
+        monkeypatch.setattr("cotune.run.json_files._PATIENCE", 0.1)
         with pytest.raises(ConfigError) as caught, run_locked(tmp_path):
             pass
         for left_behind in ("1", "junk"):

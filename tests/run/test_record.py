@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.console import LogListener
+from cotune.run.events import LogListener
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt

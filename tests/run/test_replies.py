@@ -14,8 +14,7 @@ from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.costs import Totals
 from cotune.run.json_files import append, json_line
-from cotune.run.record import Record
-from cotune.run.replies import CachedLLM, ReplyCache
+from cotune.run.record import CachedLLM, Record, ReplyCache
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
 from cotune.utils.progress import listening
 from tests.helpers import WAITING, make_tasks, one_step

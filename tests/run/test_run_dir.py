@@ -118,7 +118,7 @@ def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value
     with pytest.raises(TypeError, match=r"event 'notice'\.text"):
         run.event("notice", 1, text=value)
     assert run.read_events() == []
-    with pytest.raises(ValueError, match="field 'step'"):
+    with pytest.raises(TypeError, match="argument 'step'"):
         run.event("notice", 1, step=1)
 
 
@@ -147,8 +147,6 @@ def test_trajectories_are_kept_in_full(run: Record) -> None:
     assert second["trained"] == {"instruction": "Search, then answer.", "hint": "hint"}
     assert run.trajectory_files() == [(3, "train")]
     assert run.read_trajectories(3, "verify") == []
-    with pytest.raises(ValueError, match=r"purpose is '\.\./x'"):
-        run.rollouts(3, "../x", [])
 
 
 def filled(run: Record) -> None:

@@ -28,9 +28,8 @@ from cotune.experiments.measure import (
 from cotune.experiments.report.pages import write_page
 from cotune.experiments.statistics import ScoreTable
 from cotune.llm.own import read_bank
-from cotune.run.json_files import check_folder, plain, write_json_atomic
-from cotune.run.lineage import instruction_rows
-from cotune.run.locks import locked
+from cotune.run.best import instruction_rows
+from cotune.run.json_files import check_folder, locked, plain, write_json_atomic
 from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console
 from cotune.utils.text import one_line, slug

@@ -15,7 +15,7 @@ from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, ScriptRun, load_config, parse_config
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.run.locks import run_locked
+from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.output import file_failure, output_may_be_lost
 from cotune.utils.processes import launched_rank, stopped_by_sigterm

@@ -172,7 +172,7 @@ class Joint:
             return
         record = self.parts.record
         step = self.batches
-        self.attempt = record.begin_attempt(step, state.get("attempt"))
+        self.attempt = record.begin_attempt(step)
         record.event("resumed", step, from_step=step, changed=self.changed)
         for text in self.notices:
             record.event("notice", step, text=text)

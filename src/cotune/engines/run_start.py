@@ -21,8 +21,8 @@ from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
-from cotune.run.console import ConsoleListener, LogListener
-from cotune.run.locks import run_locked
+from cotune.run.events import ConsoleListener, LogListener
+from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits

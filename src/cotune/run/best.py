@@ -1,17 +1,15 @@
-"""The record of the pair of policy and instruction that a run keeps: `best/best.json`.
+"""The pair of policy and instruction that a run keeps (`best/best.json`), and the instructions it was chosen from."""
 
-Everything that names the best of a run reads this one record: the console, the summary,
-the report and the model card.
-"""
-
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import ConfigError
-from cotune.run.json_files import write_json_atomic
+from cotune.run.json_files import Row, write_json_atomic
+from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
 
 FILE = "best.json"
@@ -22,15 +20,11 @@ class BestRecord:
     """The pair that a run keeps, and the evidence for it. None is unknown.
 
     Attributes:
-        em: its score on validation questions; 0 if the run has no evaluation there.
-        step: the steps that the policy was trained for.
-        instruction_id, instruction, hint: what it was evaluated under; hint is "" for none.
-        validated: whether `em` is a score.
-        measure, n, interval: the score's name, its questions, and its 95 % interval.
-        weight, observed_steps, observed_rollouts: what the method knew of the instruction then.
-        runner_up: id of the next instruction by weight.
-        too_close_to_call: whether the two could not be told apart.
-        trained: steps of the whole run.
+        em: its score on validation questions, if it was `validated`; with the score's name, its number of questions
+            and its 95 % interval.
+        step: the steps that the policy was trained for, of the `trained` ones of the whole run.
+        weight, observed_steps, observed_rollouts, runner_up, too_close_to_call: the method's evidence for the
+            instruction then (`types.Choice`).
         leader: id of the instruction that the method ranks first at the run's end.
         last_em: the validation score of the last policy under `leader`.
         initial_em, initial_interval: the policy's score under the initial instruction, if that is
@@ -107,11 +101,7 @@ _RECORD = TypeAdapter(BestRecord)
 
 
 def read_best(folder: Path) -> BestRecord | None:
-    """Read best.json of a folder; None if there is none.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """Read best.json of a folder; None if there is none. Raises ConfigError if it is damaged."""
     path = folder / FILE
     try:
         return _RECORD.validate_json(path.read_bytes())
@@ -128,3 +118,87 @@ def read_best(folder: Path) -> BestRecord | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionRow:
+    """One instruction of a run.
+
+    The fields that `types.Instruction` has mean the same.
+
+    Attributes:
+        weight: in the population after the last step that had it; None before the first.
+        observed_rollouts: how many rollouts had been credited to it by then.
+        score, parent_score: its verification and its parent's; None if it was not verified.
+        pruned: the step at which it left the population; None while it lives.
+        best: it is the one that the run reports.
+    """
+
+    id: str
+    parent: str | None
+    origin: str
+    born: int
+    weight: float | None
+    observed_rollouts: int
+    score: float | None
+    parent_score: float | None
+    pruned: int | None
+    best: bool
+    critique: str
+    text: str
+
+
+def instruction_rows(run: RunDir) -> list[InstructionRow]:
+    """Return all instructions that a run ever had, by birth; [] before the first.
+
+    A run whose instruction does not evolve has one, known once it keeps a best policy.
+    """
+    events = run.read_events()
+    kept_pair = read_best(run.best_path)
+    best = best_id(events) if kept_pair is None else kept_pair.instruction_id
+    populations = (event["members"] for event in events if event["kind"] == "population")
+    members = {member["id"]: member for population in populations for member in population}
+    pruned = {row["id"]: row for row in events if row["kind"] == "instruction_pruned"}
+    rows: list[Mapping[str, Any]] = [row for row in events if row["kind"] == "instruction_born"]
+    if not rows and kept_pair is not None:
+        rows = [{"id": best, "text": kept_pair.instruction, "origin": "initial"}]
+    return [
+        InstructionRow(
+            id=row["id"],
+            parent=row.get("parent"),
+            origin=row.get("origin") or "",
+            born=int(row.get("born") or 0),
+            weight=members.get(row["id"], pruned.get(row["id"], {})).get("weight"),
+            observed_rollouts=int(members.get(row["id"], {}).get("observed_rollouts") or 0),
+            score=row.get("score"),
+            parent_score=row.get("parent_score"),
+            pruned=pruned[row["id"]]["step"] if row["id"] in pruned else None,
+            best=row["id"] == best,
+            critique=row.get("critique") or "",
+            text=row["text"],
+        )
+        for row in rows
+    ]
+
+
+def best_id(events: Iterable[Row]) -> str | None:
+    """Return the id of the best instruction so far: the last choice, or else the heaviest of the last population."""
+    best: str | None = None
+    for event in events:
+        if event["kind"] == "best_instruction":
+            return event["id"]
+        if event["kind"] == "population":
+            best = best_member(event["members"])
+    return best
+
+
+def best_member(members: Iterable[Row]) -> str | None:
+    """Return the id of the best in a "population" event: by the weight when each was last observed.
+
+    Before any is observed it is the first, the initial instruction.
+    """
+    population = list(members)
+    if not population:
+        return None
+    observed = [m for m in population if m["observed_rollouts"] and m["observed"] is not None]
+    return max(observed, key=lambda member: member["observed"], default=population[0])["id"]

@@ -48,11 +48,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def trained_steps(folder: Path) -> int | None:
-    """Return the steps that the newest undamaged checkpoint contains; None if there is no complete one.
-
-    Raises:
-        ConfigError: every one is damaged.
-    """
+    """Return the steps that the newest undamaged checkpoint contains; None if there is no complete one."""
     newest = newest_undamaged(complete_checkpoints(folder)).path
     return None if newest is None else int(load_state(newest)["batches"])
 
@@ -65,10 +61,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> Path | None:
-    """Return a file that is missing or has another size than the manifest says; None if there is none.
-
-    The manifest itself can be damaged or missing.
-    """
+    """Return a file that is missing or has another size than the manifest says, or the manifest; None if all is well."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         sizes = {folder / name: int(size) for name, size in manifest["sizes"].items()}
@@ -82,10 +75,9 @@ def damaged_file(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The checkpoint to resume from.
+    """The checkpoint to resume from; None if there is no complete one.
 
     Attributes:
-        path: the trainer's folder; None if there is no complete checkpoint.
         notices: what to tell the user, a line each.
         newer: the newer folders, which the run goes on without: they are damaged, or it was resumed before them.
     """
@@ -103,10 +95,7 @@ class Chosen:
 
 
 def newest_undamaged(complete: Iterable[Path]) -> Chosen:
-    """Return the first checkpoint whose files have the size that was written.
-
-    Args:
-        complete: folders of checkpoints whose writing had ended, newest first.
+    """Return the first undamaged one of complete checkpoints, newest first.
 
     Raises:
         ConfigError: every one is damaged. Starting over would remove what the run has logged.

@@ -67,13 +67,7 @@ _DEFAULTS = {field.name: field.default for field in fields(CostRow)}
 class Totals:
     """The cost of a run; the mappings have a key for each of `PURPOSES`.
 
-    All but `money` are of committed rows.
-
-    Attributes:
-        generated_tokens: the policy's own.
-        llm_calls: a reply that is asked for again counts as another call.
-        llm_failed: calls that returned no usable reply.
-        money: spent in all attempts.
+    `money` is of all attempts, all else of committed rows. `llm_failed` are calls without a usable reply.
     """
 
     rollouts: Mapping[Purpose, int]
@@ -86,12 +80,7 @@ class Totals:
 
 
 def mark_committed(rows: Iterable[CostRow], cuts: Sequence[tuple[int, int]]) -> list[CostRow]:
-    """Return rows with `committed` computed.
-
-    Args:
-        rows: in any order.
-        cuts: (attempt, last step that it kept) of each attempt that began at the end of a step.
-    """
+    """Return rows with `committed` computed; `cuts` are (attempt, last step that it kept) of resumed attempts."""
 
     def is_committed(row: CostRow) -> bool:
         later_cuts = [step for attempt, step in cuts if attempt > row.attempt]

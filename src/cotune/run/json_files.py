@@ -1,15 +1,18 @@
-"""Files that survive a kill: atomic replacement, and JSON lines whose unfinished end is ignored."""
+"""Files that survive a kill: atomic replacement, JSON lines whose unfinished end is ignored, and locks."""
 
+import contextlib
 import json
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from cotune.errors import ConfigError
+from cotune.utils.processes import launched_rank
 
 Row = dict[str, Any]
 """One JSON object."""
@@ -33,12 +36,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def check_folder(folder: Path, field: str) -> None:
-    """Raise ConfigError unless a folder is there or can be made, and takes files.
-
-    Args:
-        folder: the folder, which need not exist.
-        field: the field or option that named it, for the message.
-    """
+    """Raise ConfigError, with the field that named it, unless a folder is there or can be made, and takes files."""
     above = folder.absolute()
     while not above.exists():
         above = above.parent
@@ -48,11 +46,7 @@ def check_folder(folder: Path, field: str) -> None:
 
 
 def write_json_atomic(path: Path, value: object) -> None:
-    """Replace `path` by `value` as indented JSON.
-
-    Raises:
-        TypeError: a part of `value` has no JSON form.
-    """
+    """Replace `path` by `value` as indented JSON. Raises TypeError as `plain` does."""
     write_atomic(path, _encode(plain(value, path.name), indent=2))
 
 
@@ -154,3 +148,52 @@ def drop_torn_line(path: Path) -> None:
         if file.read() != b"\n":
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
+
+
+RUN_LOCK = "run.lock"  # the file in a run folder that is locked by the process that trains it
+_PATIENCE = 2.0  # seconds that a killed process may take to disappear
+
+
+@contextlib.contextmanager
+def run_locked(folder: Path) -> Generator[None]:
+    """Hold the lock of a run folder during training; if processes train together, only the first holds it."""
+    if launched_rank():
+        yield
+        return
+    busy = f"{folder} is being trained by another process; wait for it, or stop it"
+    with locked(folder / RUN_LOCK, busy, _PATIENCE):
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
+    """Hold the lock of a file, created if missing, which the system releases with the process.
+
+    Nothing is locked outside POSIX and on file systems without locks.
+
+    Raises:
+        ConfigError: another process holds it, for more than `patience` seconds; `busy` is the message.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A link is not followed, and an existing file keeps its content.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    with os.fdopen(descriptor, "r+") as file:
+        end = time.monotonic() + patience
+        while os.name == "posix" and not _lock(file.fileno()):
+            if time.monotonic() > end:
+                raise ConfigError(busy)
+            time.sleep(0.05)
+        yield
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock. Return whether it was free or locks are not supported."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

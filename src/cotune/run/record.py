@@ -1,17 +1,26 @@
-"""The record of a run: what happens, what it costs and what the LLM replied, written as it happens."""
+"""The record of a run: what happens, what it costs and what the LLM replied, written as it happens.
 
+A run resumed from a checkpoint repeats the steps after it. A prompt that it sends again at the same step gets the
+reply that is on disk; rollouts are made again, with the same draws.
+"""
+
+import hashlib
+import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import devnull
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import yaml
 
-from cotune.errors import BudgetError, ConfigError
+from cotune.errors import BudgetError
+from cotune.protocols import LLM, State
 from cotune.run.costs import LLM_CALL, PURPOSES, CostRow, mark_committed
 from cotune.run.json_files import (
     Row,
@@ -23,19 +32,18 @@ from cotune.run.json_files import (
     read_jsonl,
     write_atomic,
 )
-from cotune.run.replies import ReplyCache
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
 from cotune.run.scores import Score
-from cotune.types import Purpose, Trajectory
+from cotune.types import Completion, Metrics, Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
+from cotune.utils.progress import report
 
-_ROW_KEYS = frozenset({"time", "attempt", "step"})
 # A budget of exactly n calls pays for n calls although sums of prices are rounded.
 _SLACK = 1 + 1e-9
 
 
 class Listener(Protocol):
-    """Follows a record as it is written: the console, a log, a tracker."""
+    """Follows a record as it is written: the console, a log, the report."""
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None: ...
 
@@ -53,13 +61,8 @@ class Record(RunDir):
     client calls `check_budget` before and `charge` after each call. Whole files are replaced atomically. JSON
     lines are appended, one write per call; rows of costs and replies are on disk when the call returns.
 
-    Args:
-        path: the run folder; None keeps nothing.
-        silent: whether nothing is written.
-
     Attributes:
-        attempt: counted from 1; every line has the attempt that wrote it.
-        step: the step that costs are counted for, set as a run goes on; 0 is before the first.
+        step: the step that costs are counted for; 0 is before the first.
         listeners: called after each event and each metrics that are written.
         rollouts_every: steps between files of training rollouts, besides the first and the last step; 0 keeps
             those of evaluations only.
@@ -82,15 +85,10 @@ class Record(RunDir):
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
-        """Create a run folder with its run.yaml; the caller holds the folder's lock.
-
-        Args:
-            path: a new or empty folder; it may hold an empty `checkpoints`.
-            config: the contents of run.yaml.
+        """Create a run folder with its run.yaml, `config`; the caller holds the folder's lock.
 
         Raises:
             ConfigError: the folder is not empty or cannot be written; nothing is written then.
-            TypeError: `config` holds a value that is not plain data.
         """
         record = cls(path)
         content = _run_yaml(config)
@@ -101,11 +99,7 @@ class Record(RunDir):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open an existing run folder at its latest attempt. Write nothing.
-
-        Raises:
-            ConfigError: not a run folder of this schema_version.
-        """
+        """Open an existing run folder, as `RunDir.open`; write nothing."""
         record = super().open(path)
         record.cost_rows = RunDir.read_costs(record)
         record._cuts = record.read_cuts()
@@ -113,25 +107,15 @@ class Record(RunDir):
 
     # ---- an attempt
 
-    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
-        """Begin to train: from scratch, or at the end of a step, whose later lines are dropped.
+    def begin_attempt(self, resumed_from: int | None) -> int:
+        """Begin to train: from scratch (None), or at the end of a step, whose later lines are dropped.
 
         From scratch, what earlier attempts counted is discarded.
 
-        Args:
-            resumed_from: the step of the checkpoint; None starts from scratch.
-            saved_in: the attempt that saved the checkpoint; None if that is unknown.
-
         Returns:
             The attempt's number.
-
-        Raises:
-            ConfigError: the step was discarded by a later attempt, or the folder lacks its costs.
         """
-        if resumed_from is not None and resumed_from < 0:
-            raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
         if resumed_from is not None:
-            self._check_kept(resumed_from, saved_in)
             self.cut_back(resumed_from)
         elif any(row.committed for row in self.read_costs()):
             self.cut_back(-1)
@@ -142,8 +126,8 @@ class Record(RunDir):
     def cut_back(self, step: int) -> None:
         """Begin a new attempt at the end of `step`, -1 for none; drop everything that later steps wrote.
 
-        Removes later lines of events and metrics, and later trajectory files; costs and replies stay. Each file is replaced atomically, the events last: they hold the attempt, so that calling again
-        completes an interrupted call.
+        Costs and replies stay. The events are replaced last: they hold the attempt, so that calling again completes an
+        interrupted call.
         """
         attempt = self.attempt + 1
         if not self._silent:
@@ -161,16 +145,11 @@ class Record(RunDir):
     # ---- what happens
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
-        """Append an event.
-
-        Raises:
-            TypeError: a field that has no JSON form; nothing is written.
-            ValueError: a field has the name of a column (time, attempt, step, kind).
-        """
+        """Append an event. Raises TypeError for a field without a JSON form, or with the name of a column."""
         if self._silent:
             return
-        row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
-        self._append(self.events_path, [row], f"event {kind!r}")
+        row = self._row(step, f"event {kind!r}", fields, kind=kind)
+        self._append(self.events_path, [row])
         for listener in self.listeners:
             listener.event(kind, step, fields)
 
@@ -178,7 +157,7 @@ class Record(RunDir):
         """Append the metrics of one optimizer step. Raises as `event` does."""
         if self._silent:
             return
-        self._append(self.metrics_path, [self._row(step, "metrics", {}, values)], "metrics")
+        self._append(self.metrics_path, [self._row(step, "metrics", values)])
         for listener in self.listeners:
             listener.metrics(step, values)
 
@@ -192,7 +171,7 @@ class Record(RunDir):
         path = self._trajectory_file(step, purpose)
         path.parent.mkdir(exist_ok=True)
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
-        self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
+        self._append(path, (head | trajectory_row(t) for t in trajectories))
 
     def score(
         self,
@@ -205,12 +184,9 @@ class Record(RunDir):
         trained: int,
         prompt: str = "best",
     ) -> None:
-        """Record an evaluation and its rollouts.
+        """Record an evaluation and its rollouts, at least one.
 
         Args:
-            trajectories: the rollouts, at least one.
-            score: theirs.
-            split: the questions' split.
             when: names the evaluation: "before", "during", "after", …
             trained: steps of the policy that was scored.
             prompt: names the prompt that it was scored under: "best", "initial" or "best with hint".
@@ -253,11 +229,7 @@ class Record(RunDir):
             self._write_cost(replace(row, attempt=0, step=0))
 
     def count_again(self, rows: Iterable[Row]) -> None:
-        """Count what an earlier attempt paid for and this one uses again, at no further money.
-
-        Args:
-            rows: lines of costs.jsonl.
-        """
+        """Count lines of costs.jsonl that an earlier attempt paid for and this one uses again, at no further money."""
         for row in rows:
             self._add(**{**row, "money": 0.0, "reused": True})
 
@@ -276,7 +248,7 @@ class Record(RunDir):
         return mark_committed(self.cost_rows, self._cuts)
 
     @cached_property
-    def replies(self) -> ReplyCache:
+    def replies(self) -> "ReplyCache":
         """The LLM's replies in all attempts, which a resumed run uses again."""
         return ReplyCache(None if self._silent else self.path / "replies.jsonl")
 
@@ -292,21 +264,6 @@ class Record(RunDir):
 
     # ---- lines
 
-    def _check_kept(self, resumed_from: int, saved_in: int | None) -> None:
-        """Raise ConfigError if a checkpoint's step was discarded, or its costs are missing."""
-        if resumed_from and not self._silent and not self.cost_rows:
-            raise ConfigError(
-                f"{self.costs_path}: resuming from step {resumed_from}, but there are no costs: put the "
-                "run's file back, or start a new run"
-            )
-        saved_in = self.attempt if saved_in is None else saved_in
-        for attempt, last_kept in self._cuts:
-            if attempt > saved_in and last_kept < resumed_from:
-                raise ConfigError(
-                    f"the checkpoint of step {resumed_from} was saved by attempt {saved_in}, whose steps "
-                    f"after {last_kept} were discarded by attempt {attempt}: resume from a checkpoint that was kept"
-                )
-
     def _add(self, **values: Any) -> None:
         """Count a row under this attempt and step."""
         if not self._begun:
@@ -320,20 +277,12 @@ class Record(RunDir):
                 append(self.costs_path, json_line(row.line(), "costs"), durably=True)
             self.cost_rows.append(row)
 
-    def _row(
-        self, step: int, place: str, columns: Mapping[str, object], fields: Mapping[str, object]
-    ) -> Row:
-        if clashes := sorted((_ROW_KEYS | columns.keys()) & fields.keys()):
-            raise ValueError(
-                f"{place} has the field {clashes[0]!r}, the name of a column; rename it"
-            )
-        return {
-            "time": _now(), "attempt": self.attempt, "step": step,
-            **columns, **plain(fields, place),
-        }  # fmt: skip
+    def _row(self, step: int, place: str, fields: Mapping[str, object], **columns: object) -> Row:
+        written = plain(fields, place)
+        return dict(time=_now(), attempt=self.attempt, step=step, **columns, **written)
 
-    def _append(self, path: Path, rows: Iterable[Row], place: str) -> None:
-        data = b"".join(json_line(row, place) for row in rows)
+    def _append(self, path: Path, rows: Iterable[Row]) -> None:
+        data = b"".join(json_line(row, path.stem) for row in rows)
         self._repair(path)
         append(path, data)
 
@@ -392,3 +341,107 @@ def _run_yaml(config: Mapping[str, object]) -> str:
 
 def _now() -> float:
     return round(time.time(), 3)
+
+
+class ReplyCache:
+    """The replies of a run, one JSON line each, of which those that cannot be read are ignored; None keeps nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._rows: dict[str, Row] = {}
+        if path is None:
+            return
+        drop_torn_line(path)
+        for line in complete_lines(path):
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and {"key", "step", "costs", "completion"} <= row.keys():
+                    self._rows[row["key"]] = cast("Row", row)
+
+    def find(self, key: str) -> Row | None:
+        """Return the row of a call; None if it was never answered."""
+        return self._rows.get(key)
+
+    def add(self, row: Row) -> None:
+        """Append the row of a call; it is on disk when this returns."""
+        if self._path is not None:
+            self._rows[row["key"]] = row
+            append(self._path, json_line(row, "reply"), durably=True)
+
+    def forget(self, step: int) -> None:
+        """Remove a step's replies, for a phase that would fail again on them."""
+        if self._path is not None and self._rows:
+            self._rows = {key: row for key, row in self._rows.items() if row["step"] != step}
+            lines = [json_line(row, "reply") for row in self._rows.values()]
+            write_atomic(self._path, b"".join(lines))
+
+
+class CachedLLM:
+    """The LLM of one step's evolution: calls that an earlier attempt made are answered from the cache.
+
+    Only replies are kept, so a call that failed is made again. Equal prompts of different steps get replies of their
+    own. A recalled call is counted in this attempt too.
+    """
+
+    def __init__(self, llm: LLM, record: "Record", step: int) -> None:
+        self._llm = llm
+        self._record = record
+        self._step = step
+        self._times_asked = Counter[str]()
+        self._recalled = self._live_calls = 0
+        self._waited = 0.0
+        self.optional = bool(getattr(llm, "optional", False))
+        self.origin = str(getattr(llm, "origin", ""))
+
+    def complete(self, prompt: str) -> Completion:
+        """See `protocols.LLM`."""
+        self._times_asked[prompt] += 1
+        parts = [self._step, identity_of(self._llm), prompt, self._times_asked[prompt]]
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        row = self._record.replies.find(key)
+        if row is not None:
+            self._recalled += 1
+            self._record.count_again(row["costs"])
+            if "llm" in row:
+                restore_llm(self._llm, row["llm"])
+            return Completion(**row["completion"])
+        self._live_calls += 1
+        report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
+        begun = time.monotonic()
+        rows_before = len(self._record.cost_rows)
+        try:
+            completion = self._llm.complete(prompt)
+        finally:
+            self._waited += time.monotonic() - begun
+        state = llm_state(self._llm)
+        costs = [row.line() for row in self._record.cost_rows[rows_before:]]
+        row = {"key": key, "step": self._step, "costs": costs, "completion": asdict(completion)}
+        self._record.replies.add(row if state is None else {**row, "llm": state})
+        return completion
+
+    def finish(self) -> Metrics:
+        """End the step's evolution; return the seconds in which it waited for replies, if it asked."""
+        if self._recalled:
+            text = f"{self._recalled} replies of the evolution that was cut off are used again"
+            self._record.event("notice", self._step, text=text)
+        if not (self._recalled or self._live_calls):
+            return {}
+        return {"llm/waited_seconds": self._waited}
+
+
+def llm_state(llm: LLM) -> State | None:
+    """Return the state of an LLM that has one; None for the others."""
+    state_dict: Callable[[], State] | None = getattr(llm, "state_dict", None)
+    return None if state_dict is None else state_dict()
+
+
+def restore_llm(llm: LLM, state: State) -> None:
+    """Restore a state; nothing for an LLM without one, which has replaced the saved one."""
+    if hasattr(llm, "load_state_dict"):
+        getattr(llm, "load_state_dict")(state)  # noqa: B009  not in the protocol
+
+
+def identity_of(llm: LLM) -> str:
+    """Return which LLM answers; recorded replies of another LLM are not used."""
+    identity = getattr(llm, "identity", None)
+    return identity if isinstance(identity, str) else type(llm).__name__

@@ -21,8 +21,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import Self, cast
 
@@ -30,18 +28,12 @@ import yaml
 
 from cotune.errors import ConfigError
 from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
-from cotune.run.json_files import Row, check_folder, read_jsonl, write_json_atomic
-from cotune.run.locks import RUN_LOCK
+from cotune.run.json_files import RUN_LOCK, Row, check_folder, read_jsonl, write_json_atomic
 from cotune.types import Purpose
 from cotune.utils.text import command_on, hide_secrets
 
 SCHEMA_VERSION = 1
-_PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
-
-
-# The page that follows a training reads the same text at every checkpoint, and YAML is slow to parse.
-_parse_yaml = lru_cache(maxsize=8)(yaml.safe_load)
 
 
 class RunDir:
@@ -62,17 +54,12 @@ class RunDir:
         self.costs_path = path / "costs.jsonl"
         self.checkpoints_path = path / "checkpoints"
         self.best_path = path / "best"
-        self.summary_path = path / "summary.json"
         self.report_path = path / "report.html"
         self._events: tuple[object, list[Row]] = (None, [])
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open an existing run folder at its latest attempt. Write nothing.
-
-        Raises:
-            ConfigError: not a run folder of this schema_version.
-        """
+        """Open an existing run folder at its latest attempt, or raise ConfigError; write nothing."""
         run = cls(Path(path))
         run._load_yaml()
         run.attempt = max((row["attempt"] for row in run.read_events()), default=1)
@@ -133,17 +120,9 @@ class RunDir:
         return read_jsonl(self._trajectory_file(step, purpose))
 
     def read_evaluation(self, when: str) -> list[Row]:
-        """Return the rollouts of an evaluation on test questions; [] if there was none.
-
-        Args:
-            when: as in its "evaluated" event: "before" or "after" training, or "plain", after it under the initial
-                instruction.
-        """
-        steps = [
-            e["step"]
-            for e in self.read_events()
-            if e["kind"] == "evaluated" and e.get("when") == when
-        ]
+        """Return the rollouts of the "before", "after" or "plain" evaluation on test questions; [] if there was none."""
+        evaluated = [row for row in self.read_events() if row["kind"] == "evaluated"]
+        steps = [row["step"] for row in evaluated if row.get("when") == when]
         return self.read_trajectories(steps[-1], f"evaluate_{when}") if steps else []
 
     def read_summary(self) -> Row | None:
@@ -191,20 +170,13 @@ class RunDir:
                 reason = "it is a file" if self.path.exists() else "there is no such folder"
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
-            config = deepcopy(_parse_yaml(path.read_text(encoding="utf-8")))
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
-        if isinstance(config, dict) and "schema_version" not in config and "output" in config:
-            raise ConfigError(
-                f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
-                "give the `output` folder of a run"
-            )
         return _checked_version(path, config)
 
     def _trajectory_file(self, step: int, purpose: Purpose) -> Path:
-        if not _PURPOSE.fullmatch(purpose):
-            raise ValueError(f"purpose is {purpose!r}; expected lower-case letters and underscores")
         return self.trajectories_path / f"{purpose}-{step:06d}.jsonl"
 
     def _trajectory_paths(self) -> list[tuple[int, Purpose, Path]]:
@@ -217,11 +189,7 @@ class RunDir:
 
 
 def open_run(path: str | Path) -> RunDir:
-    """Open a run folder, finished or not, to read, by its `read_…` methods.
-
-    Raises:
-        ConfigError: no run folder, or one of another schema_version.
-    """
+    """Open a run folder, finished or not, to read by its `read_…` methods. Raises ConfigError if it is none."""
     return RunDir.open(path)
 
 
@@ -248,11 +216,7 @@ def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
 
 
 def read_summary(folder: Path) -> Row | None:
-    """Return the summary.json of a run or of a comparison's folder; None if there is none.
-
-    Raises:
-        ConfigError: not JSON, or of another schema_version.
-    """
+    """Return the summary.json of a run or of a comparison's folder; None if there is none."""
     path = folder / "summary.json"
     if not path.is_file():
         return None

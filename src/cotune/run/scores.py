@@ -82,10 +82,8 @@ def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -
 def recorded_score(
     event: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]], measure: str
 ) -> Score:
-    """Return the score of an "evaluated" event: of its rollouts as stored, or of its own figures without any.
-
-    Without rollouts only a share has an interval.
-    """
+    """Return the score of an "evaluated" event: of its rollouts as stored, or its own figures, where shares alone have
+    an interval."""
     if rollouts:
         strata = [str(rollout["task"]["stratum"]) for rollout in rollouts]
         return score_values(

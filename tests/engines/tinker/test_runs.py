@@ -30,7 +30,7 @@ from cotune.experiments.evaluate.quadrants import evaluate_quadrants
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints
-from cotune.run.locks import run_locked
+from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
 from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight

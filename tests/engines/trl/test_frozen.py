@@ -14,8 +14,8 @@ from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.errors import ConfigError
+from cotune.run.best import instruction_rows
 from cotune.run.costs import policy_rollouts
-from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write

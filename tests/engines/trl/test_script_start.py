@@ -13,7 +13,7 @@ from cotune.errors import ConfigError
 from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
-from cotune.run.locks import run_locked
+from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.config.test_run_checks import environment

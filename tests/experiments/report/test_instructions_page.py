@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cotune.experiments.report.pages import sentence_diff
 from cotune.experiments.report.run_report import family, weights
-from cotune.run.lineage import InstructionRow
+from cotune.run.best import InstructionRow
 
 
 def test_sentences_and_their_difference() -> None:

@@ -12,7 +12,7 @@ from cotune.errors import EvolutionError, LLMError
 from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
 from cotune.protocols import Strategy
-from cotune.run.lineage import best_member
+from cotune.run.best import best_member
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
 from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import geo_rules

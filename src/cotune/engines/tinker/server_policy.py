@@ -25,8 +25,7 @@ from cotune.policy.local_policy import context_length, load_architecture, load_c
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Codec, Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, turn_seed
-from cotune.run.json_files import write_atomic, write_json_atomic
-from cotune.run.locks import RUN_LOCK, locked
+from cotune.run.json_files import RUN_LOCK, locked, write_atomic, write_json_atomic
 from cotune.run.record import Record
 from cotune.types import Sample, SampleRequest, Sampling
 from cotune.utils.background import Worker

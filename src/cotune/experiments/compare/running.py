@@ -34,8 +34,7 @@ from cotune.experiments.compare.suite_file import (
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
-from cotune.run.json_files import Row, check_folder
-from cotune.run.locks import locked
+from cotune.run.json_files import Row, check_folder, locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need

@@ -23,10 +23,9 @@ from cotune.experiments.report.charts import (
     thin,
 )  # fmt: skip
 from cotune.experiments.report.pages import label, moment, write_page
-from cotune.run.best import read_best
+from cotune.run.best import InstructionRow, instruction_rows, read_best
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
-from cotune.run.lineage import InstructionRow, instruction_rows
 from cotune.run.notices import TRUNCATED_SHARE, truncation_notice
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
