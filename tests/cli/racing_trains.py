@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cotune.cli import train as command
 from cotune.config.run_file import RunConfig
-from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.joint import RunSettings, settings_of
 from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir

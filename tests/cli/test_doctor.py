@@ -170,26 +170,6 @@ def test_the_folder_of_a_run_is_no_policy(tmp_path: Path) -> None:
     assert f"is the folder of a run, not of a model; name {run.best_path}" in said
 
 
-def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    given = config(tmp_path, logging={"report_to": ["wandb"]})
-    assert "logging.report_to: W&B has no API key; run wandb login" in lacking(
-        lambda: preflight.packages(given)
-    )
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    preflight.packages(given)
-    (tmp_path / ".netrc").unlink()
-    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            preflight.packages(given)
-
-
-# ---- packages and the LLM
-
-
 def test_packages_that_the_run_file_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

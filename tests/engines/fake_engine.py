@@ -6,12 +6,11 @@ import shutil
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.conclude import conclude
 from cotune.engines.engine import Engine
 from cotune.engines.estimate import Layout
-from cotune.engines.evaluation import Outcome
+from cotune.engines.evaluation import Outcome, conclude
+from cotune.engines.joint import RunSettings, settings_of
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.run_settings import RunSettings, settings_of
 from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path

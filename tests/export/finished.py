@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
-from cotune.engines.conclude import write_run_summary
-from cotune.engines.evaluation import Outcome
-from cotune.engines.run_settings import settings_of
+from cotune.engines.evaluation import Outcome, write_run_summary
+from cotune.engines.joint import settings_of
 from cotune.run.best import BestRecord
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record

@@ -116,7 +116,7 @@ def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
     """Do what `conclude` does after the summary if a stop came in between; return whether one did."""
     if run.read_summary() is None or not (run.best_path / "best.json").is_file():
         return False
-    from cotune.engines.conclude import result_files
+    from cotune.engines.evaluation import result_files
     from cotune.experiments.report import write_report
     from cotune.export.complete import complete_best, complete_serving
 

@@ -19,18 +19,12 @@ from cotune.types import Prompt
 class BestPolicy:
     """Keep the best policy's weights with the instruction and hint they were best under.
 
-    The folder is a Hugging Face folder (the adapter's, for a run with `policy.lora`) with
-    `instruction.txt`, `hint.txt` if there is a hint, and `best.json` with the score. Each engine
-    implements how weights are saved and loaded.
+    The folder is a Hugging Face folder (the adapter's, for a run with `policy.lora`) with `instruction.txt`, `hint.txt`
+    if there is a hint, and `best.json`; it is always replaced as a whole. Each engine saves and loads weights.
 
     The best is the policy with the highest validation score; a tie keeps the earlier one. Without validation,
     and for a method with a last stage, it is the last policy. If the initial instruction was checked with it and
-    scores at least as high, that instruction is kept in place of the method's. `engines/evaluation.py` calls
-    `offer` after each validation and `conclude` at the end.
-
-    Args:
-        folder: the folder to keep it in; always replaced as a whole.
-        tokenizer: saved with the weights.
+    scores at least as high, that instruction is kept in place of the method's.
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -44,15 +38,9 @@ class BestPolicy:
     def offer(
         self, joint: Joint, score: Score | None, step: int, plain: Score | None = None
     ) -> None:
-        """Keep the current policy if none is kept yet or it scores higher.
-
-        Of two scores, under the method's instruction and under the initial one, the higher counts
-        first: the run keeps the instruction that it belongs to. The lower breaks ties.
-
-        Called on rank 0 while the other ranks serve.
+        """Keep the current policy if none is kept yet or it scores higher; on rank 0 while the other ranks serve.
 
         Args:
-            joint: the run with the policy.
             score: the policy's on validation; None if there is no evaluation there.
             step: the steps it is trained for.
             plain: its score under the initial instruction, if the strategy checks the uplift.
@@ -100,13 +88,10 @@ class BestPolicy:
     ) -> BestRecord:
         """Choose the instruction to keep, and add to the record how the run ended; on rank 0.
 
-        The initial instruction is kept if it was checked and the method's does not score higher.
-
         Args:
             trained: steps of the whole run.
             leader: id of the instruction that the method ranks first now.
             last: the last policy's score on validation under it; None if it has none.
-            initial: the initial instruction.
         """
         record = replace(
             self.read_kept().method_best,
@@ -152,20 +137,14 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: Joint) -> tuple[str, Prompt]:
-        """Load the kept weights into the trainer's policy.
-
-        Returns:
-            The instruction's id, and the prompt (instruction and hint) that was best with these
-            weights.
-        """
+    def restore(self, joint: Joint) -> None:
+        """Load the kept weights into the trainer's policy; on every rank."""
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
         record = self.read_kept()
         if record.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
             self.load_weights(joint, record.step)
-        return record.instruction_id, Prompt(record.instruction, record.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""
@@ -173,10 +152,9 @@ class BestPolicy:
             check_whole(self._folder)
 
     def read_kept(self) -> BestRecord:
-        """Return the record of what is kept. Raises FileNotFoundError before anything is."""
+        """Return the record of what is kept."""
         record = self._read()
-        if record is None:
-            raise FileNotFoundError(f"{self._folder}: no policy was kept")
+        assert record is not None, f"{self._folder}: no policy was kept"
         return record
 
     def _read(self) -> BestRecord | None:
@@ -187,6 +165,6 @@ class BestPolicy:
 
 
 def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
-    """Return what policies are compared by: the higher of two scores, then the lower."""
+    """Return what policies are compared by: the higher of the scores under two instructions, then the lower."""
     other = em if initial_em is None else initial_em
     return max(em, other), min(em, other)

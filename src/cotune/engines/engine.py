@@ -1,7 +1,6 @@
 """The interface between the commands and the trainers: `Engine`, and the lookup of engines by name.
 
-To add an engine, write a package with a module that defines an `Engine` as `ENGINE`, and add that
-module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's name.
+To add one, write a module that defines an `Engine` as `ENGINE`, and add it to `cotune.utils.packages.ENGINES`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,6 @@ class Measured:
 
     Attributes:
         steps: the seconds of each step: of evolution before its rollouts, and of rollouts and update.
-        totals: rollouts, tokens, seconds and LLM calls.
         gpu_memory: peak memory reserved on this process's GPU in bytes; None without a GPU.
     """
 
@@ -55,34 +53,15 @@ class Engine(Protocol):
         ...
 
     def installation(self) -> str:
-        """Return which version of the engine works here, for `cotune doctor`.
-
-        Raises:
-            ConfigError, EngineError: it does not work; the message says why, and the fix.
-        """
+        """Return which version of the engine works here, for `cotune doctor`; raise ConfigError or EngineError."""
         ...
 
     def check(self, checked: "Preflight") -> "Sequence[Check]":
-        """Return the engine's own checks of a run file, for the preflight.
-
-        Args:
-            checked: the preflight to add them to; the checks can use what it has built.
-        """
+        """Return the engine's own checks of a run file; they can use what the preflight has built."""
         ...
 
     def prepare(self, checked: "Preflight", console: Console) -> Any:
-        """Load everything a run needs, including weights; write nothing.
-
-        Args:
-            checked: the run file, which has passed `check`.
-            console: shows the run's progress; only the first process uses it.
-
-        Returns:
-            The `setup` argument of `train`.
-
-        Raises:
-            ConfigError: a field is invalid; the message names it.
-        """
+        """Load everything that a checked run file needs, including weights; write nothing. Return the setup of `train`."""
         ...
 
     def train(self, setup: Any, *, resume: bool) -> None:
@@ -91,23 +70,14 @@ class Engine(Protocol):
         Args:
             setup: the result of `prepare`.
             resume: continue from the newest undamaged checkpoint; else create the run folder.
-
-        Raises:
-            ConfigError: the folder holds a run; or on a resume, all checkpoints or the kept policy is
-                damaged.
         """
         ...
 
     def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        """Return where a run trains and samples, to estimate its memory.
+        """Return where a run trains and samples, to estimate its memory; ValueError if nobody here knows.
 
         Args:
-            config: the run file.
             processes: how many processes train, if the run file does not say.
-
-        Raises:
-            ConfigError: a field of the run file cannot be read.
-            ValueError: nobody here knows; the message says why.
         """
         raise ValueError("the run file does not name the GPUs that train and sample")
 
@@ -116,16 +86,10 @@ class Engine(Protocol):
         return ""
 
     def measure(self, setup: Any, steps: int) -> Measured:
-        """Train the first steps without evaluation or checkpoints, and time them.
-
-        Args:
-            setup: the result of `prepare` for a temporary folder.
-
-        Raises:
-            ConfigError: the engine cannot measure this run file, as most cannot.
-        """
-        not_timed = "--steps: this engine does not time steps"
-        raise ConfigError(f"{not_timed}; leave it out, or set training.engine: trl")
+        """Train the first steps of what `prepare` made for a temporary folder, without evaluation, and time them."""
+        raise ConfigError(
+            "--steps: this engine does not time steps; leave it out, or set training.engine: trl"
+        )
 
 
 def engine_named(name: str) -> Engine:

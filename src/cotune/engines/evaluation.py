@@ -1,29 +1,39 @@
-"""Evaluation of a run before, during and after training, the same for every engine."""
+"""Evaluation of a run before, during and after training, and its end: summary, complete best/, report."""
 
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.joint import Joint
+from cotune.engines.joint import Joint, RunSettings
+from cotune.experiments.report import write_report
+from cotune.export.complete import complete_best
+from cotune.protocols import Environment
 from cotune.run.best import BestRecord
+from cotune.run.notices import truncation_notice
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, recorded_score, score_trajectories
 from cotune.types import Prompt, Trajectory
+from cotune.utils.text import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a finished run.
+    """The result of a finished run; a score is None if it was not measured.
 
     Attributes:
         kept: which pair of policy and instruction is reported, and why.
-        steps: trained in all.
-        before: test score of the untrained policy, initial instruction; None if not measured.
-        after: test score of the reported policy, best instruction; None without test questions.
-        plain: test score of the reported policy, initial instruction; None without test questions.
-        hinted: test score of the reported policy, best instruction and hint; None without hints.
+        before: test score of the untrained policy, initial instruction.
+        after, plain, hinted: test scores of the reported policy under the best instruction, the initial one, and the
+            best one with the hint.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
@@ -54,14 +64,10 @@ class RunEvaluation:
     """Evaluate before, during and after training; keep the best policy.
 
     Args:
-        options: when to evaluate.
         initial: the prompt with the initial instruction.
-        run: the run folder.
-        best: keeps the best policy on validation.
         report: receives every score under its tracker name.
 
     Attributes:
-        best: keeps the best policy.
         rollouts: those of the last validation under the best instruction.
     """
 
@@ -99,9 +105,8 @@ class RunEvaluation:
     def during(self, joint: Joint, last: bool = False) -> tuple[Score, Score | None]:
         """Score the policy on validation; on rank 0, because only its strategy knows the best prompt.
 
-        If the strategy checks the uplift, also score the policy under the initial instruction, so that a
-        policy into which the gain has moved is kept. This second score is None otherwise, and if the
-        initial instruction is the best one.
+        If the strategy checks the uplift, also under the initial instruction if that is not the best one, so that a
+        policy into which the gain has moved is kept.
         """
         strategy = joint.coordinator.strategy
         score: Score | None = None
@@ -119,14 +124,7 @@ class RunEvaluation:
         return score, plain or self._measure(joint, "validation", "uplift", self._initial, "i0")
 
     def _settle(self, joint: Joint, score: Score) -> Score:
-        """Score the instructions that the strategy cannot tell from its best, and settle on the best.
-
-        Args:
-            score: the score of the strategy's best instruction.
-
-        Returns:
-            The score of the instruction settled on; ties keep the strategy's.
-        """
+        """Score the instructions that the strategy cannot tell from its best, and settle on the best; return its score."""
         strategy = joint.coordinator.strategy
         choice = strategy.choice()
         if choice is None:
@@ -158,8 +156,7 @@ class RunEvaluation:
             trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
         )
         if joint.coordinator.comm.rank == 0:
-            # Record under the following step, so that a resume drops these lines and writes them
-            # again.
+            # Record under the following step, so that a resume drops these lines and writes them again.
             joint.parts.record.score(
                 joint.coordinator.current_step,
                 trajectories,
@@ -217,11 +214,7 @@ class RunEvaluation:
         self.best.offer(joint, score, joint.batches, plain)
 
     def _conclude(self, joint: Joint, score: Score | None) -> BestRecord:
-        """Choose the instruction to keep with the kept policy; record the choice and the pair.
-
-        Args:
-            score: the last policy's on validation.
-        """
+        """Choose the instruction to keep with the kept policy; record the choice and the pair."""
         strategy = joint.coordinator.strategy
         step = joint.coordinator.current_step
         leader = strategy.best_instruction_id()
@@ -263,3 +256,97 @@ class RunEvaluation:
                 ]
                 return recorded_score(row, rollouts, row.get("measure", EXACT_MATCH))
         return None
+
+
+_log = logging.getLogger("cotune")
+
+
+def conclude(
+    settings: RunSettings,
+    run: Record,
+    outcome: Outcome,
+    environment: Environment,
+    tokenizer: Any = None,
+) -> None:
+    """Write a finished run's summary, complete best/, write the report, and show the scores."""
+    os.chdir(settings.working_folder)  # the policy's path may be relative
+    run.event("run_finished", outcome.steps + 1)
+    write_run_summary(settings, run, outcome)
+    complete_best(recorded_config(run), run, environment, tokenizer)
+    report = write_report(run.path)
+    if settings.console is None:
+        _log.info("step %d: trained; report %s", outcome.steps, report)
+    else:
+        _show_result(settings.console, run, outcome, report)
+
+
+def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> None:
+    """Write the summary.json of one run, with a single arm."""
+    run_settings = settings.record
+    kind = run_settings["strategy"]["kind"]
+    after = outcome.after
+    best = outcome.kept
+    totals = run.totals()
+    events = run.read_events()
+    ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
+    arm: dict[str, Any] = {
+        **_figures("em", after),
+        **_figures("em_before", outcome.before),
+        **_figures("em_initial_instruction", outcome.plain),
+        "measure": after.measure if after else None,
+        "em_interval": after.interval if after else None,
+        "policy_rollouts": totals.rollouts,
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(run.seconds_spent(), 1),
+        "steps": outcome.steps,
+        "best_instruction": best.instruction,
+        "folder": ".",
+        "ended_early": outcome.ended_early or None,
+        "failed_phases": sum(row["kind"] == "phase_failed" for row in events),
+        "proposals_ended": ended[-1] if ended else None,
+        "best_step": best.step,
+        "kept": best.statement(),
+    }
+    if outcome.hinted:
+        arm |= _figures("em_with_hint", outcome.hinted)
+    if best.observed_rollouts is not None:
+        arm["best_instruction_observed_rollouts"] = best.observed_rollouts
+        arm["too_close_to_call"] = best.too_close_to_call
+    run.write_summary(
+        {
+            "name": run_settings["name"],
+            "strategy": kind,
+            "seed": settings.seed,
+            "llm": settings.llm_name,
+            "policy": run_settings["policy"]["path"],
+            "arms": {kind: arm},
+            "asked_steps": run_settings["training"]["steps"],
+            "rollout_budget": settings.rollout_budget,
+            "best_instruction": best.instruction,
+        }
+    )
+
+
+def _figures(name: str, score: Score | None) -> dict[str, Any]:
+    """Return a score as entries of a summary's arm; None if it was not measured."""
+    if score is None:
+        return {name: None}
+    by_stratum = {stratum: em for stratum, (em, _) in score.by_stratum.items()}
+    return {name: score.em, f"{name}_by_stratum": by_stratum, f"{name}_n": score.n}
+
+
+def _show_result(console: Console, run: RunDir, outcome: Outcome, report: Path) -> None:
+    steps = run.read_metrics()
+    if cut := truncation_notice(steps[-1]) if steps else "":
+        console.print(f"[yellow]last step: {cut}[/]", highlight=False)
+    best = outcome.kept
+    text = f"best instruction {best.instruction_id}: {one_line(best.instruction)}"
+    console.print(text, markup=False, highlight=False)
+    console.out(result_files(run, report), highlight=False)
+
+
+def result_files(run: RunDir, report: Path) -> str:
+    """Say where the best policy and the report are, a line each."""
+    return f"best policy: {run.best_path}\nreport: {report}"

@@ -1,20 +1,110 @@
-"""Joint training of weights and prompt on any engine: the run's parts, progress and saved state."""
+"""Joint training of weights and prompt on any engine: what a run has beside its trainer, its progress and saved state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
-from cotune.engines.comm import world
-from cotune.engines.run_settings import RunSettings
+import torch.distributed as dist
+from rich.console import Console
+
+from cotune.config.build import describe_llm
+from cotune.config.resuming import identity
+from cotune.config.run_file import EvaluationConfig, RunConfig, dump_config
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
 from cotune.policy.codec import HFCodec
-from cotune.protocols import LLM, Environment, Rewards, State, Strategy
-from cotune.rollout.coordinator import Coordinator, RollOutHere, RolloutSettings
+from cotune.protocols import LLM, Comm, Environment, Rewards, State, Strategy
+from cotune.rollout.coordinator import Coordinator, RollOutHere, RolloutSettings, SingleProcess
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.costs import policy_rollouts
+from cotune.run.costs import CostRow, policy_rollouts
 from cotune.run.record import Record
 from cotune.types import Limits, Progress
+
+
+class TorchComm:
+    """`protocols.Comm` on the default process group."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    def broadcast(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def world() -> Comm:
+    """Return the group of processes started together; only this one without others."""
+    # A vLLM in the only training process initializes a group of its own.
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return TorchComm() if several else SingleProcess()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a run has beside its trainer's arguments; a run file's fields, or their counterparts of a script.
+
+    Attributes:
+        folder: the run folder.
+        record: plain data for its run.yaml.
+        identity: by field, the values that must be unchanged on a resume.
+        rollout_budget: policy rollouts after which training ends; None is no limit.
+        frozen: only roll out, make no update.
+        has_batches: whether training batches are rolled out; if not, the run only evolves.
+        rows_per_call: rollouts that are sampled together, per process.
+        rollouts_every: steps between files of training rollouts; 0 keeps those of evaluations only.
+        console: shows progress; None, in a script, logs it to the logger "cotune".
+        llm_checks: calls that checked the LLM before the run began, to be counted with its costs; None if
+            it was not asked yet.
+        working_folder: what relative paths start from; a tool may change the current folder.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    seed: int = 0
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    identity: Mapping[str, str] = field(default_factory=dict[str, str])
+    rollout_budget: int | None = None
+    frozen: bool = False
+    has_batches: bool = True
+    rows_per_call: int = 512
+    llm_name: str = "none"
+    rollouts_every: int = 10
+    console: Console | None = None
+    llm_checks: tuple[CostRow, ...] | None = None
+    working_folder: Path = field(default_factory=Path.cwd)
+
+
+def settings_of(
+    config: RunConfig, console: Console | None, llm_checks: tuple[CostRow, ...] = ()
+) -> RunSettings:
+    """Return the settings of a run file, or of what a script has in its place."""
+    return RunSettings(
+        folder=config.output.absolute(),
+        record=dump_config(config),
+        seed=config.seed,
+        evaluation=config.evaluation,
+        identity=identity(config),
+        rollout_budget=config.training.rollout_budget,
+        frozen=config.training.frozen,
+        has_batches=config.has_batches,
+        rows_per_call=config.training.rows_per_call,
+        llm_name=describe_llm(config.proposer),
+        rollouts_every=config.logging.trajectories_every,
+        console=console,
+        llm_checks=llm_checks,
+    )
 
 
 @dataclass(frozen=True)
@@ -42,15 +132,11 @@ class Joint:
     """Base class of every engine's run: recorded, evaluated, compared with a saved state, resumed from it.
 
     Args:
-        parts: strategy, environment, LLM and outputs.
-        order: the questions for each step.
         total_batches: T, the total number of steps.
-        group_size: the rollouts of each question.
         temperature: of the rollouts that are trained on.
         roll_out: rolls out in place of a sampler; without it an engine sets `coordinator.sampler`.
 
     Attributes:
-        coordinator: rolls out and consults the strategy.
         batches: the number of steps trained so far.
         ended: whether a budget has ended training.
         notices: what to record on a resume about the choice of its checkpoint, a line each.
@@ -162,11 +248,7 @@ class Joint:
         self.coordinator.load_state_dict(state["coordinator"])
 
     def resume(self, state: State) -> None:
-        """Resume from a saved state: start a new attempt, truncate later logs, record changed fields.
-
-        Raises:
-            ConfigError: the state was saved by a different run.
-        """
+        """Resume from a saved state: start a new attempt, truncate later logs, record changed fields."""
         self.load_state_dict(state)
         if self.coordinator.comm.rank != 0:
             return

@@ -2,12 +2,9 @@
 
 A check builds a part of the run, and its error is the check's. `train` and `resume` stop at the first one.
 `plan --steps`, `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks.
-`doctor` goes on and shows all of it. Checks run in order of cost: mostly before any heavy import; then the engine's
-arguments; then what needs the tokenizer, and the policy's layers. Weights are not loaded.
+`doctor` goes on and shows all of it. Checks run in order of cost; weights are not loaded.
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,7 +81,6 @@ class Preflight:
     """The checks of a run file and the objects that they build.
 
     Args:
-        config: the run file.
         new: whether the run folder is still to be created.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
 
@@ -289,11 +285,7 @@ class Preflight:
 
 
 def policy(options: PolicyConfig) -> str:
-    """Check that the policy is a complete folder, as far as it is here.
-
-    Raises:
-        ConfigError: its path is not a folder, or it is an unknown bundled policy.
-    """
+    """Check that the policy is a complete folder, as far as it is here."""
     name = options.path
     path = policy_path(name)
     folder = Path(path) if Path(path).is_dir() else cached_folder(name)
@@ -339,38 +331,17 @@ def packages(config: RunConfig) -> None:
             raise ConfigError(
                 f"{name} is not installed, but {field} asks for it; pip install {sources.get(name, name)}"
             )
-    if "wandb" in needed and not _wandb_can_log_in():
-        raise ConfigError(
-            f"{needed['wandb']}: W&B has no API key; run wandb login, or set WANDB_API_KEY, or "
-            "WANDB_MODE=offline"
-        )
-
-
-def _wandb_can_log_in() -> bool:
-    """Return whether W&B has a key, needs none, or can ask for one on a terminal."""
-    if os.environ.get("WANDB_MODE", "online") != "online" or sys.stdin.isatty():
-        return True
-    if any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
-        return True
-    from requests.utils import get_netrc_auth  # as W&B reads it
-
-    url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-    return get_netrc_auth(url) is not None
 
 
 def llm(options: LLMConfig | None) -> str | None:
-    """Check what the LLM needs: a key in its environment variable, the file of a bank, an import.
-
-    Raises:
-        ConfigError: the variable holds no key, or a file or an object cannot be loaded.
-    """
+    """Check what the LLM needs: a key in its environment variable, the file of a bank, an import."""
     if options is None or isinstance(options, RulesConfig):
         return None
     if isinstance(options, OwnLLMOptions):
         import_llm(options)
         return f"llm: {options.describe()}"
     build_llm(options, 0, Record())
-    name = options.api_key_env if isinstance(options, OpenAIOptions) else None
-    return f"llm: {options.describe()}" + (
-        f"; the environment variable {name} is set" if name else ""
-    )
+    text = f"llm: {options.describe()}"
+    if isinstance(options, OpenAIOptions) and options.api_key_env:
+        text += f"; the environment variable {options.api_key_env} is set"
+    return text

@@ -13,9 +13,7 @@ from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changes
 from cotune.config.run_file import RunConfig
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.comm import world
-from cotune.engines.joint import Joint, Parts, check_identity
-from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
 from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
@@ -48,13 +46,7 @@ def run_parts(
     limits: Limits,
     rewards: Rewards | None = None,
 ) -> Parts:
-    """Return the parts of a run, which is silent and has no LLM until its folder is open.
-
-    Args:
-        settings: what the run has beside its trainer's arguments.
-        method: builds the strategy.
-        environment, codec, limits, rewards: what rollouts are made with.
-    """
+    """Return the parts of a run, which is silent and has no LLM until its folder is open."""
     strategy = build_strategy(
         method.options,
         environment,
@@ -82,10 +74,6 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
     """Lock a run's folder while it trains; create it, or open it to resume; on every process.
 
     Ranks other than the first get a silent record.
-
-    Args:
-        total_steps: the most steps the run can take.
-        resume: whether the run is to go on, from a checkpoint or from its start.
 
     Raises:
         ConfigError: the folder holds another run, cannot be written, or is trained by another process.
@@ -136,13 +124,9 @@ def _has_trained(record: Record) -> bool:
 
 
 def choose_checkpoint(complete: Iterable[Path], best: BestPolicy) -> Chosen:
-    """Return the newest undamaged checkpoint to resume from.
+    """Return the newest undamaged one of complete checkpoints, newest first.
 
     Call it while the run is locked: it finishes a replacement of the kept policy that a kill cut off.
-
-    Args:
-        complete: folders of checkpoints whose writing had ended, newest first.
-        best: the policy that the run has kept, which must be whole to go on from a checkpoint.
 
     Raises:
         ConfigError: all checkpoints or the kept policy is damaged.
@@ -165,7 +149,7 @@ def begin_run(
     Args:
         best: the policy that an earlier attempt has kept; forgotten if the run starts from the beginning.
         chosen: what to resume from; None for a new run.
-        check: raises ConfigError if a checkpoint is not of this run. Nothing is changed before it.
+        check: raises ConfigError if a checkpoint is not of this run; nothing is changed before it.
 
     Returns:
         What changed in a run file's run.yaml; see `changes`.
@@ -195,14 +179,8 @@ def begin_joint(
 ) -> Path | None:
     """Let a run file's run begin in its open folder: from the start, or from its newest undamaged checkpoint.
 
-    Args:
-        best: the policy that an earlier attempt has kept.
-
     Returns:
         The checkpoint, whose state the run has now; None at the start.
-
-    Raises:
-        ConfigError: the checkpoint is of another run; or all checkpoints or the kept policy is damaged.
     """
     complete = complete_checkpoints(record.checkpoints_path)
     chosen = choose_checkpoint(complete, best) if resume else None

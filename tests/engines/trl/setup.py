@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
-from cotune.engines.joint import Parts
-from cotune.engines.run_settings import RunSettings
+from cotune.engines.joint import Parts, RunSettings
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy

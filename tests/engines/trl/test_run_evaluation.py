@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from cotune.config.run_file import EvaluationConfig, parse_config
-from cotune.engines.conclude import write_run_summary
-from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.run_settings import settings_of
+from cotune.engines.evaluation import Outcome, RunEvaluation, write_run_summary
+from cotune.engines.joint import settings_of
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.trackers import report_scores
 from cotune.experiments.report import write_report

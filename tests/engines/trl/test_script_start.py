@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 import cotune
-from cotune.engines.run_settings import RunSettings
+from cotune.engines.joint import RunSettings
 from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.methods.fst import Gepa

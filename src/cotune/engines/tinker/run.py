@@ -17,8 +17,7 @@ from transformers import get_scheduler
 
 from cotune.config.run_file import TrainingConfig
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.conclude import conclude
-from cotune.engines.evaluation import RunEvaluation
+from cotune.engines.evaluation import RunEvaluation, conclude
 from cotune.engines.joint import Joint
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import begin_joint, opened_run, run_file_parts

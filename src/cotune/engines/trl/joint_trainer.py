@@ -18,11 +18,8 @@ from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
 from cotune.data.splits import SPLITS
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.comm import world
-from cotune.engines.conclude import conclude
-from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import check_identity
-from cotune.engines.run_settings import RunSettings
+from cotune.engines.evaluation import Outcome, RunEvaluation, conclude
+from cotune.engines.joint import RunSettings, check_identity, world
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.policy_update import PolicyUpdate

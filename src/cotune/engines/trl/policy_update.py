@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from cotune.engines.comm import world
+from cotune.engines.joint import world
 from cotune.engines.trl.batches import (
     by_prompt,
     completion_logits,

@@ -15,8 +15,8 @@ from trl import GRPOConfig
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Measured
+from cotune.engines.joint import settings_of
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_settings import settings_of
 from cotune.engines.run_start import method_of
 from cotune.engines.trl.checks import check_named_parts, on_one_gpu, steps_per_batch
 from cotune.engines.trl.grpo_fields import LOSSES

@@ -20,7 +20,7 @@ from cotune.config.run_checks import (
 )
 from cotune.config.run_file import RulesConfig, parse_recorded
 from cotune.data.splits import SPLITS
-from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.joint import RunSettings, settings_of
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError, LLMError

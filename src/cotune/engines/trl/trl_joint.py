@@ -13,8 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig
 
-from cotune.engines.comm import world
-from cotune.engines.joint import Joint, Parts
+from cotune.engines.joint import Joint, Parts, world
 from cotune.engines.trl.checks import (
     check_strategy,
     check_trainer,

@@ -25,8 +25,7 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from cotune.config.build import initial_instruction
-from cotune.engines.conclude import conclude
-from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.evaluation import Outcome, RunEvaluation, conclude
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import begin_joint, opened_run, run_file_parts
 from cotune.engines.verl.checkpoints import VerlBest
