@@ -174,6 +174,11 @@ class RunDir:
         except yaml.YAMLError as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
+        if isinstance(config, dict) and "schema_version" not in config and "output" in config:
+            raise ConfigError(
+                f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
+                "give the `output` folder of a run"
+            )
         return _checked_version(path, config)
 
     def _trajectory_file(self, step: int, purpose: Purpose) -> Path:
