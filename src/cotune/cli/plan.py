@@ -108,8 +108,7 @@ def plan_by_steps(
 ) -> None:
     """Run the first steps of a run file in a temporary folder and print their time and memory.
 
-    The policy, the rewards and the LLM are the run file's, so LLM calls are real. Nothing is
-    evaluated or left behind.
+    The policy, the rewards and the LLM are the run file's, so LLM calls are real. Nothing is evaluated or left behind.
     """
     config = load_config(path, assignments=assignments)
     if not config.has_batches:

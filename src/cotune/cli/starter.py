@@ -18,8 +18,7 @@ OFFLINE = "offline"
 def write_starter(kind: str, folder: Path) -> list[Path]:
     """Copy a starter's files into a folder, which is created if needed; return them, run.yaml first.
 
-    Raises:
-        ConfigError: a file that already exists, or a folder that cannot be written.
+    Raises ConfigError: a file that already exists, or a folder that cannot be written.
     """
     check_folder(folder, "FOLDER")
     with as_file(files("cotune.cli") / "starters" / kind) as source:

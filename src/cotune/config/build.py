@@ -38,8 +38,7 @@ def build_environment(
 ) -> Environment:
     """Build an environment on the questions of `dataset`, with prompts laid out by `instruction`.
 
-    Raises:
-        ConfigError: its data or code cannot be loaded, or it cannot lay out prompts that way.
+    Raises ConfigError: its data or code cannot be loaded, or it cannot lay out prompts that way.
     """
     kind = kind_of(options.kind)
     tasks = None if dataset is None else read_dataset(dataset)

@@ -131,8 +131,7 @@ def _price_text(llm: object, planned: Plan) -> str:
 def split_sizes(config: RunConfig) -> dict[str, int]:
     """Count the questions of each split.
 
-    Raises:
-        ConfigError: data cannot be read, or an environment that must be built for it cannot be.
+    Raises ConfigError: data cannot be read, or an environment that must be built for it cannot be.
     """
     if config.dataset is not None:
         tasks = read_dataset(config.dataset)

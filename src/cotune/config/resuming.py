@@ -30,8 +30,7 @@ _SILENT = ("llm", "training.engine_args")
 def open_trained(folder: Path, assignments: Sequence[str] = ()) -> tuple[RunDir, RunConfig]:
     """Open a run folder; return it with its run file, or what a script recorded in its place, some fields of it set.
 
-    Raises:
-        ConfigError: no run folder.
+    Raises ConfigError: no run folder.
     """
     run = RunDir.open(folder)
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
@@ -41,8 +40,7 @@ def open_trained(folder: Path, assignments: Sequence[str] = ()) -> tuple[RunDir,
 def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
     """Return the run file of an existing folder with some fields set; only these are checked for keys.
 
-    Raises:
-        ConfigError: a field is unknown or has no valid value.
+    Raises ConfigError: a field is unknown or has no valid value.
     """
     source = f"{run.config_path} with --set" if assignments else str(run.config_path)
     check_values(with_overrides({}, assignments), source)
@@ -52,9 +50,8 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
 def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """Return the run file of a folder, now `was`, with some fields set, checked for a resume.
 
-    Raises:
-        ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given
-            neither more steps nor more rollouts than it had; or every checkpoint is damaged.
+    Raises ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given neither more
+    steps nor more rollouts than it had; or every checkpoint is damaged.
     """
     trained = trained_steps(run.checkpoints_path)
     config = was

@@ -57,9 +57,8 @@ def check_columns(
 ) -> None:
     """Check without a call that reward functions get what they need.
 
-    Raises:
-        ConfigError: a function needs a column that the data lacks; or there is none, and the environment
-            gives no reward.
+    Raises ConfigError: a function needs a column that the data lacks; or there is none, and the environment gives no
+    reward.
     """
     if rewards is None:
         if getattr(environment, "needs_rewards", False):
@@ -76,8 +75,7 @@ def check_columns(
 def check_retriever(environment: Environment) -> None:
     """Request a passage from a retrieval server, so that a wrong address is found early.
 
-    Raises:
-        ConfigError: the environment's search server gives no usable reply.
+    Raises ConfigError: the environment's search server gives no usable reply.
     """
     check = getattr(getattr(environment, "retriever", None), "check", None)
     if check is not None:
@@ -99,9 +97,9 @@ def check_prompts(
 ) -> None:
     """Raise ConfigError if prompts cannot be put to the policy whole.
 
-    The instruction spells out a control token, which would stay text; a full episode is longer than the
-    policy's context; or the longest prompts of some splits exceed the limit. The message then names the
-    limit to set, room for evolved texts included.
+    The instruction spells out a control token, which would stay text; a full episode is longer than the policy's
+    context; or the longest prompts of some splits exceed the limit. The message then names the limit to set, room for
+    evolved texts included.
 
     Args:
         instruction: the initial one.
@@ -109,8 +107,7 @@ def check_prompts(
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
         leave_out: how to leave questions out, for the message.
-        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the
-            limit was set.
+        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the limit was set.
     """
     if spelled := [token for token in getattr(codec, "control_tokens", ()) if token in instruction]:
         raise ConfigError(

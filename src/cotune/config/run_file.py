@@ -384,8 +384,7 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
 
     Args:
         path: the file.
-        assignments: fields that replace the file's, each as `training.steps=600`; see
-            `cotune.config.overrides`.
+        assignments: fields that replace the file's, each as `training.steps=600`; see `cotune.config.overrides`.
 
     Raises:
         ConfigError: one line with the file, the field, the value and what was expected.

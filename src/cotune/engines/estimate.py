@@ -58,8 +58,7 @@ class Shape:
 def read_shape(policy: "PretrainedConfig", lora: LoraOptions | None = None) -> Shape:
     """Return the shape of a decoder from its config.json.
 
-    Raises:
-        ValueError: the estimate does not support the architecture; the message says why in one line.
+    Raises ValueError: the estimate does not support the architecture; the message says why in one line.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -104,8 +104,7 @@ class Chain:
     def look(self) -> None:
         """Take over what is finished in the folder, and find the command that is due.
 
-        Raises:
-            ConfigError: a folder holds a run of another configuration.
+        Raises ConfigError: a folder holds a run of another configuration.
         """
         self.command = None
         for index in range(len(self.finished), len(self.stages)):

@@ -85,9 +85,8 @@ def complete_best(
 ) -> Serving:
     """Make a finished run's `best/` a folder that can be served without changes.
 
-    The chat template carries the best instruction if it renders questions of the validation split
-    to the tokens of their evaluation; else it stays the model's own, and the card says how to
-    place the instruction.
+    The chat template carries the best instruction if it renders questions of the validation split to the tokens of
+    their evaluation; else it stays the model's own, and the card says how to place the instruction.
 
     Args:
         run: its folder, with its summary.json written.
@@ -132,8 +131,7 @@ def complete_best(
 def complete_serving(run: RunDir) -> Serving | None:
     """Return how a finished run's policy was evaluated; None if its `best/` is not complete.
 
-    Raises:
-        ConfigError: the run is not finished.
+    Raises ConfigError: the run is not finished.
     """
     summary, _ = read_result(run)
     attempt = summary.get("attempt", run.attempt)

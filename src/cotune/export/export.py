@@ -52,8 +52,7 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
 def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
     """Open the run folder of a finished `cotune train`; return it with its run file.
 
-    Raises:
-        ConfigError: it is none, or the run is not finished.
+    Raises ConfigError: it is none, or the run is not finished.
     """
     run, config = open_trained(folder)
     read_result(run)

@@ -20,10 +20,8 @@ _SCRIPT = "__main__"
 def import_object(reference: str, field: str) -> Any:
     """Import the object of `package.module:name` or `file.py:name`.
 
-    Packages are searched on Python's path and in the current folder; file paths are relative to it.
-
-    Raises:
-        ConfigError: the object is not found, or the import raised; names the field.
+    Packages are searched on Python's path and in the current folder; file paths are relative to it. Raises ConfigError:
+    the object is not found, or the import raised; names the field.
     """
     where, name = split_reference(reference)
     if not (where and name):

@@ -89,8 +89,7 @@ def hide_secrets(text: str, guess: bool = False) -> str:
 
     Args:
         text: what is shown or kept.
-        guess: also replace long words that look random, such as a key of an unknown form; for values,
-            not for paths.
+        guess: also replace long words that look random, such as a key of an unknown form; for values, not for paths.
 
     >>> hide_secrets("no model at https://me:secret@host/x")
     'no model at https://***@host/x'

@@ -210,8 +210,7 @@ class RulesLLM:
     def complete(self, prompt: str) -> Completion:
         """Reply to a prompt of INSPO's proposers, or to GEPA's for a hint or an instruction.
 
-        Raises:
-            LLMError: any other prompt, or one that shows nothing to reflect on.
+        Raises LLMError: any other prompt, or one that shows nothing to reflect on.
         """
         # The rules keep their parent's text, so the line on required texts changes nothing.
         rng = random.Random(f"rules/{self.seed}/{_KEEP_LINE.sub('', prompt)}")

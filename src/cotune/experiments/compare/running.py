@@ -236,8 +236,7 @@ def demo(folder: Path, seed: int, console: Console) -> "SuiteSummary":
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> list[RunConfig]:
     """Show what a suite would run, and return its run files, still to be checked; run nothing.
 
-    Raises:
-        ConfigError: `cotune train` would reject a run file on any machine.
+    Raises ConfigError: `cotune train` would reject a run file on any machine.
     """
     suite, base = load_suite(path, assignments)
     cells = cells_of(suite, base)

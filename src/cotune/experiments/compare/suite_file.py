@@ -64,11 +64,7 @@ def method_names() -> list[str]:
 
 
 def method_named(name: str) -> Method:
-    """Return a method by its name in a suite file.
-
-    Raises:
-        ConfigError: no such method; the message names all.
-    """
+    """Return a method by its name in a suite file. Raises ConfigError: no such method; the message names all."""
     if name in METHODS:
         return METHODS[name]
     if name in method_names():

@@ -98,8 +98,7 @@ def score(
 ) -> dict[str, PromptScores]:
     """Score a policy under prompts by name, greedily and sampled; equal prompts once, as the same object.
 
-    Draws depend on the seed, a question's place in the set, and the number of the sample; not on the
-    other prompts.
+    Draws depend on the seed, a question's place in the set, and the number of the sample; not on the other prompts.
 
     The divergence is exact over the vocabulary at every position of the policy's own rollouts, at their temperature.
     Its sum over a rollout's own tokens is an unbiased estimate for the sequence. Unlike Schulman's k1 and k3
@@ -285,8 +284,7 @@ def evaluate_run(
         open_policy: the engine's.
 
     Raises:
-        ConfigError: there is no best policy, questions are not available, or a prompt is too long; before
-            any rollout.
+        ConfigError: there is no best policy, questions are not available, or a prompt is too long; before any rollout.
     """
     record = best_record(run)
     environment = run_environment(config)

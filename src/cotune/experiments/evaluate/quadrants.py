@@ -167,8 +167,7 @@ def as_json(quadrants: Quadrants) -> Row:
 def read_quadrants(folder: Path) -> Quadrants | None:
     """Read a run folder's quadrants.json; None if there is none, or the best policy has changed since.
 
-    Raises:
-        ConfigError: it cannot be read.
+    Raises ConfigError: it cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -212,21 +211,20 @@ def evaluate_quadrants(
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have
-    made are not made again. Both policies are in memory at the same time, for their divergence, unless a server has
-    them.
+    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have made are
+    not made again. Both policies are in memory at the same time, for their divergence, unless a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
         options: one set of questions, and at least one sample of each.
-        since: the first of several runs that each continued the one before: its policy and instruction
-            are the initial ones. None is this run.
+        since: the first of several runs that each continued the one before: its policy and instruction are the initial
+            ones. None is this run.
         open_policy: the engine's.
         samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:
-        ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is
-            too long; before any rollout.
+        ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is too
+            long; before any rollout.
     """
     # The method's own best, even if the initial instruction is kept in its place.
     best = best_record(run).method_best.instruction

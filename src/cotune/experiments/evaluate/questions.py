@@ -75,11 +75,8 @@ def question_sets(
 ) -> list[QuestionSet]:
     """Read and check the questions to evaluate on: a split of the run, files, and benchmarks.
 
-    Reward functions see the state of a trainer that has not begun.
-
-    Raises:
-        ConfigError: questions cannot be read, a name is given twice, or they do not fit the environment; or
-            the retrieval server does not answer.
+    Reward functions see the state of a trainer that has not begun. Raises ConfigError: questions cannot be read, a name
+    is given twice, or they do not fit the environment; or the retrieval server does not answer.
     """
     check_retriever(environment)
     sets: list[QuestionSet] = []

@@ -135,10 +135,8 @@ _MORE_CURVES = {
 def write_report(folder: Path) -> Path:
     """Write report.html into a run folder, from its files only; return its path.
 
-    Unfinished runs are reported as far as they came.
-
-    Raises:
-        ConfigError: `folder` is no run's, or one of its files cannot be read.
+    Unfinished runs are reported as far as they came. Raises ConfigError: `folder` is no run's, or one of its files
+    cannot be read.
     """
     run = RecordedRun(folder)
     evaluated, evaluated_from = some_evaluated(run.folder)
