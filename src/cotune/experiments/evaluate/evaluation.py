@@ -109,8 +109,8 @@ def score(
         samples: sampled rollouts of each question; 0 for none.
         metrics: names of `METRICS`.
         initial: the policy to compute the divergence from, which needs a sample; None for none.
-        greedy_rewards: by the name of a prompt, its questions' greedy rewards if they are known already, in place of
-            rollouts; only with the metric "reward".
+        greedy_rewards: by the name of a prompt, its questions' greedy rewards if they are known already ([]: they are
+            not), in place of rollouts; only with the metric "reward".
 
     Raises:
         ConfigError: a prompt is too long; before any rollout.
@@ -123,7 +123,9 @@ def score(
         )  # fmt: skip
     functions = metric_functions(REWARDS[questions.f1])
     values_of = {name: functions[name] for name in metrics}
-    measured = {prompts[name]: rewards for name, rewards in (greedy_rewards or {}).items()}
+    measured = {
+        prompts[name]: rewards for name, rewards in (greedy_rewards or {}).items() if rewards
+    }
     scores = {
         prompt: _score_prompt(
             policy, prompt, questions, samples, values_of, initial, measured.get(prompt)

@@ -20,7 +20,7 @@ from cotune.config.build import initial_instruction, run_environment, run_policy
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluation import OpenPolicy, best_record, score
+from cotune.experiments.evaluate.evaluation import OpenPolicy, PromptScores, best_record, score
 from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
@@ -46,6 +46,11 @@ GAINS: Mapping[str, tuple[str, str]] = {
 }
 """Differences of quadrants: the whole gain; that of the weights under each instruction; that of the instruction with
 each weights."""
+_EVALUATIONS = {
+    "initial": {"plain": "before"},
+    "trained": {"plain": "plain", "prompted": "after"},
+}
+"""The run's own evaluations of a quadrant."""
 _DERIVED = ("schema_version", "kind", "scores", "gains", "divergence")
 _HEADINGS = {
     "initial": "initial weights",
@@ -246,28 +251,21 @@ def evaluate_quadrants(
             config, environment, best=run.best_path, temperature=temperature
         )
     is_here = hasattr(policies["initial"].sampler, "model")
-    evaluated: dict[str, dict[str, str]] = {"initial": {}, "trained": {}}
     same_run = since is None and config == recorded_config(run) and run.read_summary() is not None
-    if samples_alike and same_run:
-        evaluated = {
-            "initial": {"plain": "before"},
-            "trained": {"plain": "plain", "prompted": "after"},
+    scores: dict[str, dict[str, PromptScores]] = {}
+    for weights, policy in policies.items():
+        recorded = _EVALUATIONS[weights] if samples_alike and same_run else {}
+        rewards = {
+            name: _recorded_rewards(run, when, prompts[name], questions.tasks)
+            for name, when in recorded.items()
         }
-    scores = {
-        weights: score(
-            policy, prompts, questions, options.samples,
-            initial=policies["initial"] if weights == "trained" and is_here else None,
-            greedy_rewards={
-                name: rewards
-                for name, when in evaluated[weights].items()
-                if (rewards := _recorded_rewards(run, when, prompts[name], questions.tasks))
-            },
+        origin = policies["initial"] if weights == "trained" and is_here else None
+        scores[weights] = score(
+            policy, prompts, questions, options.samples, initial=origin, greedy_rewards=rewards
         )
-        for weights, policy in policies.items()
-    }  # fmt: skip
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
-    of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
-    divergences = {prompt: of_weights["trained"][prompt].divergences for prompt in PROMPTS}
+    scores.setdefault("trained", scores["initial"])
+    divergences = {prompt: scores["trained"][prompt].divergences for prompt in PROMPTS}
     return Quadrants(
         split=questions.name,
         measure=measure_of(questions.environment, questions.rewards),
@@ -280,7 +278,7 @@ def evaluate_quadrants(
         strata=tuple(task.stratum for task in questions.tasks),
         # pydantic makes tuples of the lists
         rewards={
-            f"{weights}_{prompt}": cast(Any, of_weights[weights][prompt].rewards)
+            f"{weights}_{prompt}": cast(Any, scores[weights][prompt].rewards)
             for weights in WEIGHTS
             for prompt in PROMPTS
         },
