@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan import plan
 from cotune.cli.train import _stoppable, resume
+from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError, RetrievalError, Stopped
 from cotune.run.json_files import run_locked

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cotune.cli.library_settings import quiet_libraries
+from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import parse_config
 from cotune.errors import BudgetError, ConfigError
 from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm, read_bank

@@ -278,9 +278,9 @@ def measure(
     Divergence from the initial policy and scores along the checkpoints; the scores under other words; the next
     tasks, learned one after the other and from the initial policy. The same command goes on after a stop.
     """
-    from cotune.cli.measure import measure as measure_
     from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.questions import EvaluationOptions
+    from cotune.experiments.measure import measure as measure_
 
     evaluation = EvaluationOptions(split=split, limit=limit)
     for folder in run_folders:
@@ -362,8 +362,8 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
-    from cotune.cli.library_settings import quiet_libraries
     from cotune.cli.trust import check_trusted
+    from cotune.config.library_settings import quiet_libraries
     from cotune.export.export import export as export_
     from cotune.export.export import open_finished
 
@@ -404,8 +404,8 @@ def compare(
 
     console = _console()
     if dry_run:
-        from cotune.cli.step_progress import step_progress
         from cotune.engines.preflight import Preflight
+        from cotune.utils.progress import step_progress
 
         with step_progress(console):
             for config in running.dry_run(suite, console, set_ or ()):

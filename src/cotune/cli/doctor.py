@@ -13,14 +13,13 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.step_progress import step_progress
+from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
 from cotune.engines.preflight import OPTIONAL, Preflight
 from cotune.errors import ConfigError, EngineError
 from cotune.utils.packages import ENGINES, install_engine, installed, not_fitting
-from cotune.utils.progress import begin
+from cotune.utils.progress import begin, step_progress
 from cotune.utils.text import hide_secrets, one_line
 
 

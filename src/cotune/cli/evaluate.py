@@ -9,8 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cotune.cli.library_settings import allow_hub, quiet_libraries
-from cotune.cli.step_progress import step_progress
+from cotune.config.library_settings import allow_hub, quiet_libraries
 from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
@@ -23,7 +22,7 @@ from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory
-from cotune.utils.progress import begin
+from cotune.utils.progress import begin, step_progress
 from cotune.utils.tables import on_console
 from cotune.utils.text import command_on, one_line
 

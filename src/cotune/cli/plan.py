@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.step_progress import step_progress
 from cotune.cli.train import passed
 from cotune.config.cost import Plan, plan_run, show_plan, split_sizes
+from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import Measured, engine_of
@@ -18,7 +17,7 @@ from cotune.engines.estimate import memory_of, shape_of
 from cotune.errors import ConfigError, Stopped
 from cotune.policy.precision import rounding_notice
 from cotune.utils.processes import stopped_by_sigterm
-from cotune.utils.progress import begin
+from cotune.utils.progress import begin, step_progress
 from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import size
 

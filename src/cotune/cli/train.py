@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
+from cotune.config.library_settings import quiet_libraries
 from cotune.config.overrides import with_overrides
 from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, ScriptRun, load_config, parse_config
@@ -19,6 +18,7 @@ from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.output import file_failure, output_may_be_lost
 from cotune.utils.processes import launched_rank, stopped_by_sigterm
+from cotune.utils.progress import step_progress
 from cotune.utils.text import command_on, one_line
 
 

@@ -8,7 +8,7 @@ import pytest
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError
 from cotune.experiments.chains import run_chains
-from cotune.experiments.compare.running import Cell, cells_of
+from cotune.experiments.compare.running import SuiteCell, cells_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record
@@ -19,11 +19,11 @@ REWARDS = (1.0, 0.0, 1.0, 0.0)
 TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <information> </information>"
 
 
-def cells_in(folder: Path, **changes: Any) -> list[Cell]:
+def cells_in(folder: Path, **changes: Any) -> list[SuiteCell]:
     return cells_of(*load_suite(suite_file(folder, **changes)))
 
 
-def run(cells: list[Cell], at_once: int = 2) -> None:
+def run(cells: list[SuiteCell], at_once: int = 2) -> None:
     run_chains(cells, at_once, lambda: None, every=0.0)
 
 

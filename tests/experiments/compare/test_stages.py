@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from cotune.experiments.compare.running import Cell
+from cotune.experiments.compare.running import SuiteCell
 from cotune.experiments.compare.suite_file import load_suite
 from tests.experiments.compare.folders import suite_file
 
 
-def row(folder: Path, entry: Any, **changes: Any) -> Cell:
+def row(folder: Path, entry: Any, **changes: Any) -> SuiteCell:
     """The row of an entry with seed 1, in a suite of it and its baseline."""
     suite, base = load_suite(suite_file(folder, methods=["grpo", entry], **changes))
-    return Cell(suite, base, suite.methods[-1], 1)
+    return SuiteCell(suite, base, suite.methods[-1], 1)
 
 
 def left(paid: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _APART = 1000  # between the seeds of a row's stages
 
 
-class Cell(Chain):
+class SuiteCell(Chain):
     """A row of a suite at one seed; `allowance` are the policy rollouts of its compute class."""
 
     def __init__(
@@ -160,9 +160,9 @@ class Cell(Chain):
         return quadrants
 
 
-def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
+def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[SuiteCell]:
     """Return the cells of a suite, all rows of the first seed first, as `look_at` leaves them."""
-    cells = [Cell(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
+    cells = [SuiteCell(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
     look_at(cells)
     return cells
 
@@ -263,13 +263,13 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     return configs
 
 
-def _proposers(cells: Sequence[Cell]) -> str:
+def _proposers(cells: Sequence[SuiteCell]) -> str:
     """Name the LLMs that propose in any stage of a suite; "none" without one."""
     names = {describe_llm(config.proposer) for cell in cells for config in cell.planned}
     return ", ".join(sorted(names - {"none"})) or "none"
 
 
-def _print_heading(suite: SuiteConfig, cells: Sequence[Cell], console: Console) -> None:
+def _print_heading(suite: SuiteConfig, cells: Sequence[SuiteCell], console: Console) -> None:
     llms = _proposers(cells)
     heading = (
         f"{suite.name}: {len(suite.methods)} methods on {cells[0].planned[0].environment.kind}, "
@@ -287,7 +287,7 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> "SuiteSummary":
+def _write(suite: SuiteConfig, cells: Sequence[SuiteCell]) -> "SuiteSummary":
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
@@ -299,7 +299,7 @@ def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> "SuiteSummary":
 
 
 def _show(summary: "SuiteSummary", suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.compare.suite_table import suite_tables
+    from cotune.experiments.compare.results import suite_tables
 
     def line(text: str, style: str = "") -> None:
         if text:

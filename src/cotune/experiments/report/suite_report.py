@@ -6,8 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cotune.errors import ConfigError
-from cotune.experiments.compare.results import GROUPS, SuiteMethod, SuiteSummary
-from cotune.experiments.compare.suite_table import suite_tables
+from cotune.experiments.compare.results import GROUPS, SuiteMethod, SuiteSummary, suite_tables
 from cotune.experiments.report.charts import Chart, Point, average, line_chart
 from cotune.experiments.report.pages import moment, write_page
 from cotune.run.run_dir import RunDir

@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from cotune.cli.step_progress import step_progress, write_at_intervals, write_under_step
-from cotune.utils.progress import begin, report
+from cotune.utils.progress import begin, report, step_progress, write_at_intervals, write_under_step
 
 
 class Clock:
