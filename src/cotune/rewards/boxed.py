@@ -95,8 +95,7 @@ class BoxedReward:
     Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
     processes, started when first needed and kept: a second to start, about 15 ms an answer. An answer
     that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker,
-    scores 0, and a new worker continues. In a batch, equal answers to the same question are compared
-    once, and up to four workers share the others, one for every 16. Threads may share it; they take turns.
+    scores 0, and a new worker continues. Threads may share it; they take turns.
 
     Args:
         seconds: CPU time limit for one answer, with all its ground truths.
@@ -281,9 +280,6 @@ def main() -> None:
 def normal_form(text: str) -> str:
     r"""Return an answer without what math-verify misreads.
 
-    That is space and a full stop around it, a dollar sign on each side, "approximately", signs of degrees,
-    and powers of ten as programs write them.
-
     >>> normal_form(r" $17$."), normal_form(r"\approx 3.14\ "), normal_form("-4.5E+33"), normal_form("90°")
     ('17', '3.14', '-4.5 \\times 10^{33}', '90^\\circ')
     """
@@ -329,10 +325,7 @@ def comparison() -> Callable[[str, Sequence[str]], bool]:
 
 
 def differ(answer: Sequence[object], truth: Sequence[object]) -> bool:
-    """Return whether two parsed answers are small numbers that differ.
-
-    math-verify compares six decimals, so that to it 0.0000001 is 0.0000002.
-    """
+    """Return whether two parsed answers are small numbers that differ: math-verify compares six decimals."""
     try:
         a, b = (float(each[0]) for each in (answer, truth))  # type: ignore[arg-type]
     except (TypeError, ValueError, IndexError, OverflowError):

@@ -65,11 +65,7 @@ Scored = tuple[float | None, str]
 
 
 class AnswerReward:
-    """A built-in reward, which compares a rollout's answer with its task's.
-
-    Args:
-        name: one of `BUILT_IN`.
-    """
+    """A built-in reward, of `BUILT_IN`, which compares a rollout's answer with its task's."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -136,7 +132,7 @@ class _Loaded:
 
 
 class RewardFunctions:
-    """Scores a batch of rollouts by the weighted sum of reward functions.
+    """Scores a batch, the rollouts that one process makes together, by the weighted sum of reward functions.
 
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
@@ -149,8 +145,6 @@ class RewardFunctions:
     The prompt is the one that is trained on (instruction and question, no hint). The completion is the
     conversation after it: the policy's messages with their `tool_calls`, and the tools'. If the data's
     questions are plain texts and there are no tools, both are texts.
-
-    A batch is the rollouts that one process makes together: part of a step or of a verification.
 
     Args:
         functions: functions, references as in a run file, or `WeightedReward`s of them.
@@ -178,11 +172,9 @@ class RewardFunctions:
     def measure(self) -> str:
         """Return the name of the mean reward: "exact match" if that is the only reward."""
         reward, *others = self._functions
-        exact = isinstance(reward.function, AnswerReward) and reward.name in (
-            "exact_match",
-            "boxed",
-        )
-        return "exact match" if exact and reward.weight == 1 and not others else "mean reward"
+        is_built_in = isinstance(reward.function, AnswerReward)
+        is_exact = is_built_in and reward.name in ("exact_match", "boxed")
+        return "exact match" if is_exact and reward.weight == 1 and not others else "mean reward"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -233,10 +225,7 @@ class RewardFunctions:
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
-        """Return the weight of each value that a rollout's `parts` may have, by name, in TRL's order.
-
-        A TRL environment's own reward comes last, with the weight 1.
-        """
+        """Return the weight of each value that a rollout's `parts` may have, by name; a TRL environment's own comes last."""
         weights = {reward.name: reward.weight for reward in self._functions}
         if own_name := getattr(environment, "own_reward", ""):
             weights[self._free_name(own_name)] = 1.0
@@ -256,11 +245,7 @@ class RewardFunctions:
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
-        """Raise ConfigError if the tasks of a split lack something that the functions need.
-
-        Args:
-            also: names of arguments that the environment gives them.
-        """
+        """Raise ConfigError if the tasks of a split lack what the functions need and the environment, `also`, does not give."""
         columns = list(dict.fromkeys([name for task in tasks for name in task.columns] + [*also]))
         without = next((task.id for task in tasks if not task.answers), None)
         for reward in self._functions:
@@ -302,7 +287,6 @@ class RewardFunctions:
 
         returned: dict[str, Any] = {}
         scores: dict[str, list[Scored]] = {}
-        ids = [trajectory.task.id for trajectory in trajectories]
         try:
             for reward in self._functions:
                 arguments = arguments_for(reward.messages)
@@ -320,7 +304,7 @@ class RewardFunctions:
                     if isinstance(value, Future):
                         value = cast("Future[Any]", value).result()
                     # A generator runs only now.
-                    scores[reward.name] = _check_values(reward.name, value, ids)
+                    scores[reward.name] = _check_values(reward.name, value, trajectories)
         finally:
             for value in returned.values():
                 if isinstance(value, Future):
@@ -369,11 +353,7 @@ def _load(reward: WeightedReward) -> _Loaded:
 def _list_arguments(
     trajectories: Sequence[Trajectory], environment: Environment, messages: bool | None
 ) -> dict[str, list[Any]]:
-    """Return the keyword arguments of reward functions, lists with one entry for each rollout.
-
-    Args:
-        messages: whether prompts and completions are chat messages; None follows the data.
-    """
+    """Return the keyword arguments of reward functions; `messages` as in `WeightedReward`."""
     rows = [t.task.own_columns() for t in trajectories]
     columns = dict.fromkeys(key for row in rows for key in row)
     arguments: dict[str, list[Any]] = {
@@ -434,17 +414,19 @@ def _name_of(function: RewardFunction) -> str:
     return "lambda" if name == "<lambda>" else name
 
 
-def _check_values(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
+def _check_values(name: str, values: Any, trajectories: Sequence[Trajectory]) -> list[Scored]:
     """Return a function's results; ConfigError if it is not one finite number for each rollout."""
     values = values.tolist() if hasattr(values, "tolist") else values
     is_list = hasattr(values, "__iter__") and not isinstance(values, str | Mapping)
     rewards: list[Any] = list(cast(Any, values)) if is_list else []
-    if len(rewards) != len(ids):
+    if len(rewards) != len(trajectories):
         raise ConfigError(
-            f"rewards: {name} returned {shorten(values)}; expected a list of {len(ids)} numbers, one for each "
-            "completion"
+            f"rewards: {name} returned {shorten(values)}; expected a list of {len(trajectories)} numbers, one for "
+            "each completion"
         )
-    return [_read_score(name, value, id) for value, id in zip(rewards, ids, strict=True)]
+    return [
+        _read_score(name, value, t.task.id) for value, t in zip(rewards, trajectories, strict=True)
+    ]
 
 
 def _read_score(name: str, value: Any, id: str) -> Scored:

@@ -35,10 +35,7 @@ def f1_squad(answer: str | None, golds: Sequence[str]) -> float:
 
 
 def f1_hotpot(answer: str | None, golds: Sequence[str]) -> float:
-    """Return the token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score 1 or 0.
-
-    Unlike SQuAD's, it is 0 for two empty texts.
-    """
+    """Return the token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score 1 or 0, two empty texts 0."""
 
     def f1(a: str, b: str) -> float:
         return 0.0 if a != b and (a in _CLOSED or b in _CLOSED) else _f1(a, b)

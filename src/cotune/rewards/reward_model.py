@@ -17,9 +17,8 @@ class RewardModel:
     """A sequence-classification model with one label, called as GRPOTrainer calls it.
 
     Args:
-        model: the model; it is put on `device` and into evaluation mode.
-        tokenizer: the model's; without a padding token it gets its EOS.
-        device: where it runs.
+        model: it is put on `device` and into evaluation mode.
+        tokenizer: without a padding token it gets its EOS.
         template_args: passed to the tokenizer's chat template.
         rows: rollouts that are scored at a time.
     """
@@ -86,9 +85,6 @@ def rewards_of_trainer(
             `reward_weights` also `WeightedReward`s.
         reward_processing_classes: the tokenizers of the models, one for each function.
         args: the GRPOConfig; its `reward_weights`, `model_init_kwargs` and `device` are used.
-
-    Raises:
-        ConfigError: as many weights or tokenizers as functions were expected; or a model has no tokenizer.
     """
     if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
         return reward_funcs
