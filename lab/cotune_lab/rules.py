@@ -3,7 +3,7 @@
 import re
 
 from cotune import RulesLLM
-from cotune.worlds import remedies
+from cotune.worlds import rules_llm
 from cotune.worlds.rules_llm import Rules as WorldRules
 from cotune_lab.worlds import arithmetic_rules, bank_rules, geo_rules, scaffold_rules
 
@@ -19,9 +19,9 @@ class Rules(RulesLLM):
         if rules := bank_rules.rules_of(question, instruction):
             return rules
         if _LADDER.search(question):
-            return remedies.RULES
+            return rules_llm.RULES
         if arithmetic_rules.kind_of(question) or arithmetic_rules.advises(instruction):
             return arithmetic_rules.RULES
         if scaffold_rules.knows(question) or scaffold_rules.owns(instruction):
             return scaffold_rules.RULES
-        return remedies.RULES if "\\boxed" in instruction else geo_rules.RULES
+        return rules_llm.RULES if "\\boxed" in instruction else geo_rules.RULES

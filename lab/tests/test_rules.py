@@ -6,7 +6,7 @@ import pytest
 from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
 from cotune import Task
-from cotune.worlds import remedies
+from cotune.worlds import rules_llm
 from cotune_lab.rules import Rules
 from cotune_lab.worlds import arith, arithmetic_rules, extract3, scaffold, scaffold_rules
 from cotune_lab.worlds.arithmetic import KINDS, problem
@@ -59,7 +59,7 @@ def test_each_world_has_its_own_remedies() -> None:
         assert any(s in text for s in scaffold_rules.REMEDIES[lacks.CHECKS])
         assert not any(s in text for s in scaffold_rules.REMEDIES[lacks.TURNS])
         ladder = candidates("Put it in \\boxed{}.", "What is 4 + 7 + 8?", "\\boxed{9}", seed)
-        assert any(s in ladder for texts in remedies.REMEDIES.values() for s in texts)
+        assert any(s in ladder for texts in rules_llm.REMEDIES.values() for s in texts)
 
 
 @pytest.mark.parametrize("world", [arith, extract3])
@@ -81,7 +81,7 @@ def test_a_bank_proposes_its_own_texts_and_never_those_held_out(world: object) -
 def test_recipes_banks_and_rules_share_no_sentence() -> None:
     rules = {
         "arithmetic": {s for texts in arithmetic_rules.ADVICE.values() for s in texts},
-        "ladder": {s for texts in remedies.REMEDIES.values() for s in texts},
+        "ladder": {s for texts in rules_llm.REMEDIES.values() for s in texts},
         "scaffold": {s for texts in scaffold_rules.REMEDIES.values() for s in texts},
     }
     taught = {

@@ -75,11 +75,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 
 def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
-    """Parse `NAME` or `NAME=PATH` into the benchmark and its file.
-
-    Raises:
-        ConfigError: no such name, or no path after "=".
-    """
+    """Parse `NAME` or `NAME=PATH` into the benchmark and its file. ConfigError: no such name, or no path after "="."""
     name, equals, path = text.partition("=")
     benchmark = BENCHMARKS.get(name.strip().lower())
     if benchmark is None:

@@ -469,11 +469,7 @@ _RETRIES = 1
 
 
 def make_first_call(options: OpenAIOptions) -> list[CostRow]:
-    """Make one small call to an endpoint; return its cost.
-
-    Raises:
-        LLMError: there is no answer.
-    """
+    """Make one small call to an endpoint; return its cost. LLMError: there is no answer."""
     timeout_s = min(options.timeout_s, _SECONDS)
     begin(f"asking {options.describe()} (at most {timeout_s * (1 + _RETRIES) + _RETRIES:g} s)")
     record = Record()

@@ -217,9 +217,8 @@ class TextRules:
                 f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
                 "proposals: rename them"
             )
-        return replace(
-            cls.of_hints(context), original=instruction, required=tuple(context.required)
-        )
+        hint_rules = cls.of_hints(context)
+        return replace(hint_rules, original=instruction, required=tuple(context.required))
 
     @classmethod
     def of_hints(cls, context: Context) -> "TextRules":

@@ -4,7 +4,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -124,27 +124,6 @@ class InspoOptions(TrainedPromptOptions, Section):
         return self.groups == "mixed" or super().checks_uplift
 
 
-@dataclass(slots=True)
-class _Generation:
-    """What the rounds of a phase have brought: candidates, requests, and the rollouts `paid` for verification."""
-
-    accepted: list[Candidate] = field(default_factory=list[Candidate])
-    rounds: int = 0
-    proposed: int = 0
-    verified: int = 0
-    paid: int = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Return what the event "evolution" tells of the phase."""
-        return {
-            "rounds": self.rounds,
-            "proposed": self.proposed,
-            "verified": self.verified,
-            "accepted": len(self.accepted),
-        }
-
-
 class Inspo(EvolvedInstructions):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
@@ -182,7 +161,7 @@ class Inspo(EvolvedInstructions):
                 f"step {options.evolve_every}: only rewrites of the initial instruction are tried; lower "
                 "strategy.evolve_every, or train longer",
             )
-        rewrites = self._generate(
+        rewrites, _ = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
             "paraphrase",
@@ -190,10 +169,10 @@ class Inspo(EvolvedInstructions):
             at_start=True,
             last=not evolves,
         )
-        for candidate in rewrites.accepted:
+        for candidate in rewrites:
             self._join(candidate, 0.0, evolution.record)
         self._notice_if_short(evolution.record)
-        return {"inspo/initial_rewrites": float(len(rewrites.accepted))}
+        return {"inspo/initial_rewrites": float(len(rewrites))}
 
     # ---- lines 4 and 5: an instruction for each question
 
@@ -276,19 +255,19 @@ class Inspo(EvolvedInstructions):
         # Lines 18-22: new instructions.
         instructions = [parent.instruction for parent in parents]
         vacancies = options.population_size - len(parents)
-        new = self._generate(instructions, vacancies, options.proposer, evolution)
-        if new.accepted and options.verification == "trial":
-            self._begin_trial(new, instructions, record)
+        new, counts = self._generate(instructions, vacancies, options.proposer, evolution)
+        if new and options.verification == "trial":
+            self._begin_trial(new, counts, instructions, record)
             return {}
         # Line 23: parents and new instructions are the population.
-        if new.accepted:
+        if new:
             weights: dict[str | None, float] = {parent.id: parent.weight for parent in parents}
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
-            for candidate in new.accepted:
+            for candidate in new:
                 start = weights[candidate.instruction.parent] + candidate.gain
                 self._join(candidate, start, record)
-        return self._end_phase(new.counts, [parent.id for parent in parents], record)
+        return self._end_phase(counts, [parent.id for parent in parents], record)
 
     def _end_phase(
         self, counts: Mapping[str, int], parents: Sequence[str], record: Recorder
@@ -301,7 +280,11 @@ class Inspo(EvolvedInstructions):
     # ---- lines 21 to 23 by a trial in training batches (not in the paper)
 
     def _begin_trial(
-        self, new: _Generation, parents: Sequence[Instruction], record: Recorder
+        self,
+        new: Sequence[Candidate],
+        counts: Mapping[str, int],
+        parents: Sequence[Instruction],
+        record: Recorder,
     ) -> None:
         by_id = {parent.id: parent for parent in parents}
         contestants = [
@@ -309,10 +292,9 @@ class Inspo(EvolvedInstructions):
                 self.population.new_member(self._name(candidate.instruction)),
                 by_id[str(candidate.instruction.parent)],
             )
-            for candidate in new.accepted
+            for candidate in new
         ]
-        counts = new.counts | {"verified": len(contestants), "accepted": 0}
-        self._trial = Trial(contestants, counts)
+        self._trial = Trial(contestants, {**counts, "verified": len(contestants), "accepted": 0})
         texts = {c.instruction.id: c.instruction.text for c in contestants}
         against = [contestant.parent.id for contestant in contestants]
         record("trial", count=len(contestants), candidates=texts, parents=against)
@@ -353,7 +335,7 @@ class Inspo(EvolvedInstructions):
         evolution: Evolution,
         at_start: bool = False,
         last: bool = False,
-    ) -> _Generation:
+    ) -> tuple[list[Candidate], dict[str, int]]:
         """Run rounds of lines 18 to 22 until `vacancies` candidates are accepted or the rounds are spent.
 
         A round whose call fails is the last one. None starts whose verification could exceed the rollouts left.
@@ -362,8 +344,8 @@ class Inspo(EvolvedInstructions):
             at_start: whether these are the rewrites of the initial instruction, which are not verified.
             last: whether this is the run's last phase.
 
-        Raises:
-            EvolutionError: see `ProposalAccount.end_phase`.
+        Returns:
+            the accepted candidates, and what the event "evolution" tells of the phase.
         """
         options = self.options
         account = self._account
@@ -379,10 +361,13 @@ class Inspo(EvolvedInstructions):
 
         account.begin(llm, record, self._rules.check, refuse, tried=ids)
         spendable = self._spendable(evolution.progress) if verifies else None
-        new = _Generation()
+        accepted: list[Candidate] = []
+        rounds = 0
+        verified = 0
+        paid = 0  # rollouts of verification
         # Line 18: until the population is full.
-        while len(new.accepted) < vacancies and new.rounds < options.verification_rounds:
-            rng = random.Random(f"inspo/{self.seed}/generate/{step}/{new.rounds}")
+        while len(accepted) < vacancies and rounds < options.verification_rounds:
+            rng = random.Random(f"inspo/{self.seed}/generate/{step}/{rounds}")
             # Line 19: sample a parent, failures of it and questions to verify on from the replay buffer.
             parent = rng.choice(parents)
             failures = None
@@ -396,18 +381,18 @@ class Inspo(EvolvedInstructions):
                 parent,
                 failures,
                 options.candidates,
-                new.rounds + 1,
+                rounds + 1,
                 self._description,
                 self._rules.required,
             )
             shown_ids = request.provenance(llm)
             tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown_ids)
-            left = None if spendable is None else spendable - new.paid
+            left = None if spendable is None else spendable - paid
             if obstacle := self._obstacle(failures, tasks if verifies else None, left):
                 record("notice", text=f"{obstacle} before step {step}")
                 break
             # Line 20: the LLM generates new instructions; the contract filters them.
-            new.rounds += 1
+            rounds += 1
             drafts = account.ask(request, options.candidates)
             if drafts is None:
                 break
@@ -419,22 +404,22 @@ class Inspo(EvolvedInstructions):
             ]
             # Line 21: verify them, take the best, and add them to the population.
             if verifies and candidates:
-                if not new.verified:
+                if not verified:
                     self._notice_if_few_left(len(tasks), step, record)
-                new.verified += len(candidates)
-                new.paid += (len(candidates) + 1) * len(tasks)
+                verified += len(candidates)
+                paid += (len(candidates) + 1) * len(tasks)
                 candidates = verify(candidates, parent, tasks, evolution.rollout)
                 if all(candidate.unrewarded for candidate in candidates):
                     record("notice", text=f"{_UNREWARDED} before step {step}")
-            best, rejected = accept(candidates, vacancies - len(new.accepted))
-            new.accepted += best
+            best, rejected = accept(candidates, vacancies - len(accepted))
+            accepted += best
             for c, reason in rejected:
                 text = c.instruction.text
                 record_rejected(text, parent.id, origin, reason, record, c.score, c.parent_score)
-        new.proposed = account.proposed
-        if new.rounds:
+        if rounds:
             account.end_phase(last)
-        return new
+        counts = {"rounds": rounds, "proposed": account.proposed}
+        return accepted, counts | {"verified": verified, "accepted": len(accepted)}
 
     def _obstacle(
         self,
