@@ -18,7 +18,6 @@ from cotune.config.build import build_environment
 from cotune.config.run_file import InstructionConfig
 from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import SPLITS
-from cotune.environments.base import missing_texts
 from cotune.environments.single_turn import (
     INITIAL_INSTRUCTION,
     REQUIRED,
@@ -256,5 +255,5 @@ def test_an_environment_of_its_own_compares_as_mathematics(monkeypatch: pytest.M
     monkeypatch.setattr(BoxedReward, "_compare", lambda _, pair: float(pair[0] == "6 \\times 7"))
     env = environment()
     assert env.initial_instruction == INITIAL_INSTRUCTION
-    assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""
+    assert all(text in INITIAL_INSTRUCTION for text in REQUIRED)
     assert env.score(trajectory("\\boxed{6 \\times 7}")) == (1.0, "6 \\times 7")

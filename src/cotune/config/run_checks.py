@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from heapq import nlargest
 
 from cotune.data.splits import SPLITS, warn
-from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment
@@ -33,8 +33,12 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
                 f"environment: {type(environment).__name__}.{name} is the text {texts!r}; expected a tuple "
                 f"of texts: write ({texts!r},), with a comma"
             )
-    if missing := missing_texts(instruction, environment.required):
-        raise ConfigError(f"instruction {missing}")
+    # A policy that is not shown a tag cannot write it, and no proposer could bring it back.
+    if missing := [text for text in environment.required if text not in instruction]:
+        raise ConfigError(
+            f"instruction names no {', '.join(missing)}; expected {', '.join(environment.required)} in its text: "
+            "add what is missing"
+        )
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:

@@ -192,14 +192,6 @@ def without_answer(task: Task, other: str = "") -> ConfigError:
     )
 
 
-def missing_texts(instruction: str, required: Sequence[str]) -> str:
-    """Return the error for an instruction without required texts, which no proposer could bring back; "" without."""
-    missing = [text for text in required if text not in instruction]
-    if not missing:
-        return ""
-    return f"names no {', '.join(missing)}; expected {', '.join(required)} in its text: add what is missing"
-
-
 DESCRIPTION_CHARS = 4000
 """The most characters that a proposer is shown."""
 

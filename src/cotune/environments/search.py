@@ -201,9 +201,8 @@ class SearchEnvironment(TaskEnvironment):
         return super().with_tasks(self._phrase(tasks))
 
     def _phrase(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[Task]]:
-        return {
-            split: [self.protocol.phrase(task) for task in rows] for split, rows in tasks.items()
-        }
+        phrase = self.protocol.phrase
+        return {split: [phrase(task) for task in rows] for split, rows in tasks.items()}
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Respond to a batch of turns, with one call of the retriever for all searches.
@@ -237,13 +236,9 @@ class SearchEnvironment(TaskEnvironment):
             passages = self.retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
+            observation = self.protocol.block.format("The search failed; nothing was retrieved.")
             reason = f"{SEARCH_FAILED}: {named(error, 180)}"
-            failure = Response(
-                self.protocol.block.format("The search failed; nothing was retrieved."),
-                action="search",
-                error=reason,
-            )
-            return [failure] * len(queries)
+            return [Response(observation, action="search", error=reason)] * len(queries)
         if len(passages) != len(queries):
             raise ConfigError(
                 f"{type(self.retriever).__name__}.search returned {len(passages)} lists for "

@@ -413,17 +413,15 @@ def _field(value: object, *names: str) -> object:
 
 def _refusal(status: int, body: str) -> str:
     """Describe a status other than 2xx, with the run-file field to check."""
-    error = f"HTTP status {status}"
-    if body.strip():
-        error += f": {_shorten(body)!r}"
+    error = f"HTTP status {status}: {_shorten(body)!r}"
     if status < 400:
-        error += ": redirects are not followed, check llm.base_url"
-    elif status in (401, 403):
-        error += ": check llm.api_key_env"
-    elif status == 404:
-        error += ": check llm.base_url and llm.model"
-    elif status < 500 and status not in (408, 409, 429):
-        error += ": check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
+        return f"{error}: redirects are not followed, check llm.base_url"
+    if status in (401, 403):
+        return f"{error}: check llm.api_key_env"
+    if status == 404:
+        return f"{error}: check llm.base_url and llm.model"
+    if status < 500 and status not in (408, 409, 429):
+        return f"{error}: check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
     return error
 
 

@@ -71,14 +71,6 @@ def adapter_base(path: str | Path) -> str:
     return base
 
 
-def with_adapter(model: Any, path: str | Path) -> Any:
-    """Return a `PeftModel`: the base with the adapter of a folder, for inference."""
-    need("peft", str(path))
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, str(path))
-
-
 def merged(model: Any) -> Any:
     """Merge an adapter into its base's weights, in their type; a policy without an adapter is returned unchanged.
 

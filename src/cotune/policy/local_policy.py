@@ -18,7 +18,7 @@ from transformers import (
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
 from cotune.methods.static import StaticStrategy
-from cotune.policy.adapters import adapter_base, merged, with_adapter
+from cotune.policy.adapters import adapter_base, merged
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, check_turns, use_template
 from cotune.policy.policy_files import PolicyConfig, is_adapter, only_local, policy_path
@@ -50,12 +50,14 @@ def load(
     if not is_adapter(path):
         return load_model(path, dtype), load_tokenizer(path)
     need("peft", f"policy {str(path)!r}")
+    from peft import PeftModel
+
     base = base or adapter_base(path)
     has_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
     tokenizer = load_tokenizer(path if has_tokenizer else base)
     model = load_model(base, dtype, f", the base of {str(path)!r}")
     try:
-        model = with_adapter(model, path)
+        model = PeftModel.from_pretrained(model, str(path))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(

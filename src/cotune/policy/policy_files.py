@@ -56,7 +56,14 @@ def policy_path(path: str) -> str:
             "model's name on the hub"
         )
     if path.startswith(_BUNDLED):
-        return str(_bundled_folder(path))
+        kind = path.removeprefix(_BUNDLED)
+        folder = kind_of(kind).policy if kind in kinds() else None
+        if folder is None:
+            raise ConfigError(
+                f"policy.path is {path!r}; cotune's own bundled policy is bundled:ladder, those of other worlds "
+                "come with their package, and any Hugging Face name or folder is given without 'bundled:'"
+            )
+        return str(folder)
     if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise ConfigError(
             f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
@@ -68,18 +75,6 @@ def policy_path(path: str) -> str:
 def is_local(path: str) -> bool:
     """Return whether `policy.path` names something on this machine, as far as its form says."""
     return path.startswith(_BUNDLED) or Path(path).exists()
-
-
-def _bundled_folder(path: str) -> Path:
-    """Return the folder of the policy that was made for a kind of environment, "bundled:KIND"."""
-    kind = path.removeprefix(_BUNDLED)
-    folder = kind_of(kind).policy if kind in kinds() else None
-    if folder is None:
-        raise ConfigError(
-            f"policy.path is {path!r}; cotune's own bundled policy is bundled:ladder, those of other worlds "
-            "come with their package, and any Hugging Face name or folder is given without 'bundled:'"
-        )
-    return folder
 
 
 def is_adapter(folder: str | Path) -> bool:

@@ -103,9 +103,7 @@ class RemoteRetriever:
                     return read_reply(reply.content, len(queries), top_k)
                 failure = f"status {reply.status_code}"
                 if reply.status_code != 429 and reply.status_code < 500:
-                    raise ValueError(
-                        f"{failure} (is the address right? Redirects are not followed)"
-                    )
+                    raise ValueError(f"{failure}: check the address; redirects are not followed")
             except httpx.TimeoutException:
                 failure = f"no reply within {seconds:g} s"
             except (httpx.RequestError, httpx.InvalidURL, OSError) as error:
