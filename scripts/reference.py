@@ -14,7 +14,7 @@ from run_file import configuration_page, escaped, suite_page, yaml_text  # of th
 
 import cotune
 from cotune.cli.app import app
-from cotune.engines.trl.grpo_fields import REFUSED
+from cotune.engines.trl.checks import REFUSED
 
 _CLI = """# Command line
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from trl import GRPOConfig
 
 import cotune
-from cotune.engines.trl.grpo_fields import REFUSED
+from cotune.engines.trl.checks import REFUSED
 from cotune.experiments.compare.suite_file import SuiteConfig
 from tests.docs.sources import ROOT
 

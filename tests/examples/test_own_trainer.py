@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainerState
 
 import cotune
-from cotune.engines.trl.run_callbacks import CheckpointCallback
+from cotune.engines.trl.trl_joint import CheckpointCallback
 from cotune.errors import ConfigError
 from examples import own_trainer
 from tests.helpers import WAITING

@@ -74,9 +74,6 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
     """Lock a run's folder while it trains; create it, or open it to resume; on every process.
 
     Ranks other than the first get a silent record.
-
-    Raises:
-        ConfigError: the folder holds another run, cannot be written, or is trained by another process.
     """
     folder = settings.folder
     new = not RunDir.is_run(folder)
@@ -127,9 +124,6 @@ def choose_checkpoint(complete: Iterable[Path], best: BestPolicy) -> Chosen:
     """Return the newest undamaged one of complete checkpoints, newest first.
 
     Call it while the run is locked: it finishes a replacement of the kept policy that a kill cut off.
-
-    Raises:
-        ConfigError: all checkpoints or the kept policy is damaged.
     """
     chosen = newest_undamaged(complete)
     if chosen.path is not None:

@@ -207,11 +207,7 @@ class Coordinator:
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Return `group_size` assignments for each task, group after group, from the strategy.
-
-        Raises:
-            EngineError: the strategy returned a wrong number of assignments.
-        """
+        """Return `group_size` assignments for each task, group after group, from the strategy."""
 
         def work() -> list[Assignment]:
             assignments = self.strategy.assign(tasks, group_size, progress)

@@ -343,11 +343,7 @@ def place_episodes(
 
 
 def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[Response]:
-    """Return the environment's response to each action.
-
-    Raises:
-        ConfigError: it returned anything else.
-    """
+    """Return the environment's response to each action."""
     method = f"environment: {type(environment).__name__}.respond"
     with _may_not_exit(environment, "respond"):
         result: Any = environment.respond(actions)  # of the user's own class
@@ -390,10 +386,6 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
 
     An environment may have a method `scores`, which takes a batch in place of `score`, and a method
     `reward_parts` that returns the value of each of its functions.
-
-    Raises:
-        ConfigError: a result is no pair of a finite number and an answer. `get_reward` of a TRL environment
-            may be None.
     """
     batch = getattr(environment, "scores", None)
     name = "score" if batch is None else "scores"

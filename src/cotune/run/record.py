@@ -85,11 +85,7 @@ class Record(RunDir):
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
-        """Create a run folder with its run.yaml, `config`; the caller holds the folder's lock.
-
-        Raises:
-            ConfigError: the folder is not empty or cannot be written; nothing is written then.
-        """
+        """Create a run folder with its run.yaml, `config`; the caller holds the folder's lock."""
         record = cls(path)
         content = _run_yaml(config)
         cls.check_free(record.path)

@@ -98,7 +98,7 @@ def between_the_halves(step: int) -> None:
 
 def before_the_log(step: int) -> None:
     """When the weights are updated, but nothing of the step is written to metrics.jsonl."""
-    from cotune.engines.trl.run_callbacks import CheckpointCallback
+    from cotune.engines.trl.trl_joint import CheckpointCallback
 
     log = CheckpointCallback.on_log
 
@@ -112,7 +112,7 @@ def before_the_log(step: int) -> None:
 
 def interrupted(step: int) -> None:
     """Ctrl-C once a step is written down."""
-    from cotune.engines.trl.run_callbacks import CheckpointCallback
+    from cotune.engines.trl.trl_joint import CheckpointCallback
 
     log = CheckpointCallback.on_log
 

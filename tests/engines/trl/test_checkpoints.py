@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from cotune.engines.run_start import choose_checkpoint
-from cotune.engines.trl import run_callbacks
+from cotune.engines.trl import trl_joint
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
@@ -54,7 +54,7 @@ def test_the_checkpoint_before_stays_until_the_next_is_complete(
         complete.append([path.name for path in complete_checkpoints(checkpoint.parent)])
         save_state(checkpoint, state)
 
-    monkeypatch.setattr(run_callbacks, "save_state", save)
+    monkeypatch.setattr(trl_joint, "save_state", save)
     start(tmp_path, **SAVING | {"save_total_limit": 1}, max_steps=3).trainer.train()
     assert complete == [[], ["checkpoint-1"], ["checkpoint-2"]]
     assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == [

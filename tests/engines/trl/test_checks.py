@@ -10,9 +10,14 @@ import trl
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
-from cotune.engines.trl import grpo_fields
-from cotune.engines.trl.checks import check_args, check_named_parts, check_strategy
-from cotune.engines.trl.trl_release import check_release, check_trl
+from cotune.engines.trl import checks
+from cotune.engines.trl.checks import (
+    check_args,
+    check_named_parts,
+    check_release,
+    check_strategy,
+    check_trl,
+)
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
@@ -65,7 +70,7 @@ def test_what_the_trainer_would_build_later_is_tried_first(
 
 
 def test_each_refused_field_has_its_example() -> None:
-    assert REFUSED.keys() == grpo_fields.REFUSED.keys()
+    assert REFUSED.keys() == checks.REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -75,7 +80,7 @@ def test_a_refused_field_is_named_with_its_reason_and_fix(tmp_path: Path, name: 
         check_args(with_value(config(tmp_path), name, REFUSED[name]))
     message = str(error.value)
     assert message.startswith(f"GRPOConfig.{name} is ")
-    field = grpo_fields.REFUSED[name]
+    field = checks.REFUSED[name]
     assert message.endswith(f"{field.why}: {field.fix(name)}")
     assert "\n" not in message
 

@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState, get_linear_schedule_with_warmup
 
-from cotune.engines.trl.run_callbacks import ResumedRate
+from cotune.engines.trl.trl_joint import ResumedRate
 
 
 def made(steps: int, base: float) -> tuple[torch.optim.Optimizer, LambdaLR]:

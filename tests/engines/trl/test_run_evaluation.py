@@ -12,7 +12,7 @@ from cotune.config.run_file import EvaluationConfig, parse_config
 from cotune.engines.evaluation import Outcome, RunEvaluation, write_run_summary
 from cotune.engines.joint import settings_of
 from cotune.engines.trl.joint_trainer import TRLBest
-from cotune.engines.trl.trackers import report_scores
+from cotune.engines.trl.trl_joint import report_scores
 from cotune.experiments.report import write_report
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context

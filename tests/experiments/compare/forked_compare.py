@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cotune.cli.app import main
-from cotune.engines.trl.run_callbacks import CheckpointCallback
+from cotune.engines.trl.trl_joint import CheckpointCallback
 from cotune.experiments import chains
 from tests.forked import ForkedPopen
 

@@ -18,22 +18,14 @@ or (B, C), other tensors of B rows, and entries that are not per row."""
 
 
 def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the rows with an advantage; the first row if there is none.
-
-    Args:
-        advantages: (B,) or (B, C).
-    """
+    """Return the indices of the rows with an advantage, (B,) or (B, C); the first row if there is none."""
     nonzero = advantages != 0 if advantages.dim() == 1 else (advantages != 0).any(1)
     rows = nonzero.nonzero()[:, 0]
     return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=advantages.device)
 
 
 def fill_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
-    """Return the rows plus the first of the other rows, `count` in all, in order.
-
-    Args:
-        rows: indices below `total`, at most `count` of them.
-    """
+    """Return the rows, indices below `total`, plus the first of the other rows, `count` in all, in order."""
     if len(rows) >= count:
         return rows
     chosen = set(rows.tolist())
@@ -66,11 +58,7 @@ def without_padding(inputs: Batch) -> Batch:
 
 
 def by_prompt(batches: Sequence[Batch]) -> list[Batch]:
-    """Sort the rows of equally large batches by prompt, so that rows with the same prompt are in one batch.
-
-    Returns:
-        As many batches of the same size. Prompts are in the order of their first rows.
-    """
+    """Sort the rows of equally large batches by prompt, in the order of its first row, into as many such batches."""
     count = len(batches[0]["advantages"])
     all_rows = {
         name: torch.cat([batch[name] for batch in batches]) if _per_row(value, count) else value

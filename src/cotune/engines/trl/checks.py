@@ -1,22 +1,137 @@
-"""Checks that reject arguments with which TRL would not do what cotune asks."""
+"""Which TRL the engine takes, and the arguments with which it would not do what cotune asks."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
+import trl
 from accelerate.utils import is_peft_model
+from packaging.version import Version
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
-from cotune.engines.trl.trl_release import check_release
-from cotune.errors import ConfigError
+from cotune.errors import ConfigError, EngineError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.protocols import Strategy
 from cotune.utils.text import one_line
+
+# `rollout_func` is experimental upstream, so each minor release is reviewed before it is allowed.
+SUPPORTED = (Version("1.14"), Version("1.17"))
+
+SLOWER_SCORES = (
+    f"the trainer of trl {trl.__version__} scores rollouts itself, so a prompt that several share is fed again for "
+    "each: updates are slower than with TRL 1.16's GRPOTrainer"
+)
+"""A notice for runs that do not score with the fused head."""
+
+
+def check_trl() -> None:
+    """Raise EngineError unless the installed TRL has the hooks this engine was written for."""
+    version = Version(trl.__version__)
+    oldest, newest = SUPPORTED
+    if not oldest <= version < newest:
+        needed = f"trl>={oldest},<{newest}"
+        raise EngineError(
+            f"trl {version} is installed; this engine needs {needed}: pip install '{needed}'"
+        )
+
+
+def check_release(args: GRPOConfig) -> None:
+    """Raise EngineError if the arguments need a newer TRL than the installed one."""
+    version = Version(trl.__version__)
+    if version >= Version("1.16"):
+        return
+    # Elsewhere Triton's kernels run in its interpreter only. TRL 1.14 does without, and TRL 1.16 again.
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    if version >= Version("1.15") and args.device.type in ("cpu", "mps") and not interprets:
+        raise EngineError(
+            f"trl {version} computes log-probabilities with Triton alone, which needs a GPU: "
+            "pip install 'trl>=1.16,<1.17', or 'trl==1.14.2'"
+        )
+    if args.use_vllm and args.vllm_mode == "server":
+        raise EngineError(
+            f"trl {version} cannot read the context length of a vLLM server: pip install "
+            "'trl>=1.16,<1.17', or set GRPOConfig.vllm_mode='colocate'"
+        )
+
+
+def has_fused_head(model: Any) -> bool:
+    """Return whether a trainer gave its model TRL's fused head; call before accelerate wraps the model.
+
+    TRL 1.14 gives none.
+    """
+    forward = (model.get_base_model() if is_peft_model(model) else model).forward
+    # The head keeps the original's name and signature.
+    return "fused_lm_head" in inspect.signature(forward, follow_wrapped=False).parameters
+
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo", "cispo", "sapo", "vespo")
+"""TRL's loss types."""
+
+_NOT_THE_POLICYS = "log-probabilities would not be the policy's"
+_OFF = (False, None)
+
+
+class Refused(NamedTuple):
+    """Why a field raises an error when the joint run is made, unless its value has no effect.
+
+    Attributes:
+        why: the reason.
+        allowed: the values that are not refused; the first is the one to set.
+        instead: what to do, if that is more than to set the first allowed value.
+    """
+
+    why: str
+    allowed: tuple[Any, ...]
+    instead: str = ""
+
+    def fix(self, name: str) -> str:
+        return self.instead or f"set {name}={self.allowed[0]!r}"
+
+
+REFUSED: Mapping[str, Refused] = {
+    # Sampling.
+    "top_p": Refused(_NOT_THE_POLICYS, (1.0,)),
+    "top_k": Refused(_NOT_THE_POLICYS, (0, None)),
+    "min_p": Refused(_NOT_THE_POLICYS, (None,)),
+    "repetition_penalty": Refused(_NOT_THE_POLICYS, (1.0,)),
+    "vllm_structured_outputs_regex": Refused(_NOT_THE_POLICYS, (None,)),
+    "generation_kwargs": Refused("cotune does its own sampling and would not apply it", (None, {})),
+    # The loss.
+    "reward_weights": Refused(
+        "TRL sees one reward function, the environment's score", (None, [1.0])
+    ),
+    "sync_ref_model": Refused("a resumed run would use the initial reference", _OFF),
+    "neftune_noise_alpha": Refused(
+        "the policy would be trained with noise that it was not sampled with", (None,)
+    ),
+    # The order of tasks.
+    "shuffle_dataset": Refused("cotune orders the tasks itself", _OFF),
+    "ignore_data_skip": Refused("a resumed run would begin with the first task again", _OFF),
+    "auto_find_batch_size": Refused(
+        "a smaller batch would split groups",
+        _OFF,
+        "set auto_find_batch_size=False and lower per_device_train_batch_size",
+    ),
+    "parallelism_config": Refused("ranks sample on their own from whole weights", (None,)),
+    # Saving.
+    "save_only_model": Refused("without its optimizer a run cannot be resumed", _OFF),
+    "save_on_each_node": Refused(
+        "cotune's half of a checkpoint is written once, on rank 0, for all to read",
+        _OFF,
+        "set save_on_each_node=False and give output_dir on a file system that all nodes share",
+    ),
+    "push_to_hub": Refused(
+        "it uploads output_dir with the run folder in it: questions, rollouts and costs",
+        _OFF,
+        "set push_to_hub=False and push the trained model afterwards",
+    ),
+}
 
 
 def check_args(args: GRPOConfig) -> None:
@@ -71,9 +186,6 @@ def check_named_parts(args: TrainingArguments) -> None:
     """Build what the arguments only name: optimizer, schedule, trackers.
 
     The trainer would build them when the run folder is there.
-
-    Raises:
-        ConfigError: one of them is unknown, lacks a package, or does not take its arguments.
     """
     optimizer = torch.optim.SGD([torch.zeros(1)])
     arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)

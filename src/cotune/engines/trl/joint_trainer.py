@@ -21,28 +21,24 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.evaluation import Outcome, RunEvaluation, conclude
 from cotune.engines.joint import RunSettings, check_identity, world
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
-from cotune.engines.trl.checks import check_args
+from cotune.engines.trl.checks import SLOWER_SCORES, check_args, check_trl
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
     ask_llm,
     check_script,
+    fit_arguments,
+    keep_best_by_reward,
     proposer_of,
+    read_data,
+    read_sets,
     refuse_data,
     reward_weights,
     run_shape,
     script_settings,
-)
-from cotune.engines.trl.script_data import (
-    fit_arguments,
-    keep_best_by_reward,
-    read_data,
-    read_sets,
     tasks_of_sets,
 )
 from cotune.engines.trl.sharding import check_spread, restore_weights
-from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
-from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.engines.trl.trl_release import SLOWER_SCORES, check_trl
+from cotune.engines.trl.trl_joint import TRLJoint, close_reports, report_scores, tensorboard_into
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
@@ -378,12 +374,7 @@ class JointTrainer(PolicyUpdate):
 
     @contextmanager
     def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
-        """Open the run folder, and record the run in it.
-
-        Args:
-            resume: whether the run goes on.
-            steps: how many steps are trained; None is all.
-        """
+        """Open the run folder, and record the run in it; `steps` are trained, None is all."""
         settings = self.settings
         joint = self.joint
         with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
@@ -420,10 +411,7 @@ class JointTrainer(PolicyUpdate):
             record.event("notice", 0, text=SLOWER_SCORES)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
-        """Restore a run whose training had ended by its newest checkpoint; return False otherwise.
-
-        The trainer itself would train one more step before checking.
-        """
+        """Restore a run whose training had ended by its newest checkpoint; the trainer would train one more step."""
         state = load_state(checkpoint)
         if not state["ended"]:
             return False

@@ -19,7 +19,7 @@ from cotune.engines.trl.batches import (
     with_rows,
     without_padding,
 )
-from cotune.engines.trl.trl_release import has_fused_head
+from cotune.engines.trl.checks import has_fused_head
 from cotune.engines.trl.vllm_sampler import starting_vllm
 from cotune.methods.context_distillation import (
     Floats,
@@ -54,20 +54,17 @@ class PolicyUpdate(GRPOTrainer):
     micro-batch does not need. A prompt that several rollouts of a micro-batch share is fed once
     (`cotune.engines.trl.batches`).
 
-    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
-    therefore no gradient; for a question that is always or never solved, this is every rollout. These
+    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error). These
     rollouts are skipped if nothing but the advantage weights them: β = 0, no entropy bonus, no router
     loss, and a loss that divides by rows or by a fixed count. Logged entropy and clip ratios then cover
     only the other rollouts.
 
     Args:
-        model: the policy, as GRPOTrainer takes it.
         joint: the run whose rollouts are trained on; it brings the trainer's arguments and data.
         callbacks: called before the run's own.
         arguments: further arguments of GRPOTrainer, such as `peft_config`.
 
     Attributes:
-        joint: the run.
         teaches: whether the run has a last stage, whose successes have a teacher.
         scores_shared: whether prompts that rollouts share are scored once, with TRL's fused head. Else TRL, or the
             class that was given for it, scores every rollout with its prompt.
@@ -139,10 +136,7 @@ class PolicyUpdate(GRPOTrainer):
         output["teacher_prompt_mask"] = mask.to(self.accelerator.device)
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Weight the advantages per token, to (B, C).
-
-        Called on all ranks, even if a rank's own rollouts need nothing.
-        """
+        """Weight the advantages per token, to (B, C); on all ranks, even if a rank's own rollouts need nothing."""
         settings = joint.coordinator.strategy.distillation
         rollouts = joint.rollouts_here(len(output["advantages"]))
         logprobs = output.get("old_per_token_logps")

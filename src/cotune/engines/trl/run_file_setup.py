@@ -18,8 +18,7 @@ from cotune.engines.engine import Measured
 from cotune.engines.joint import settings_of
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import method_of
-from cotune.engines.trl.checks import check_named_parts, on_one_gpu, steps_per_batch
-from cotune.engines.trl.grpo_fields import LOSSES
+from cotune.engines.trl.checks import LOSSES, check_named_parts, on_one_gpu, steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
@@ -38,13 +37,6 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     """Load everything a run needs and build its trainer; write nothing and create no folder.
 
     Processes started by torchrun are connected afterwards.
-
-    Args:
-        checked: the preflight that the run file has passed.
-        console: shows the run's progress, in the first process.
-
-    Raises:
-        ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
     rewards = checked.rewards
@@ -211,10 +203,6 @@ def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
     """Train the first steps of a run file, as `train` would, without evaluation or checkpoints.
 
     The schedule is that of the whole run. Evolution and its LLM calls run when they are due.
-
-    Args:
-        trainer: a run file's, in a temporary folder, that neither evaluates nor saves.
-        steps: the number of steps; the run's budget may end it earlier.
     """
     watch = _Stopwatch(steps)
     with trainer.record_run(resume=False, steps=steps) as record:

@@ -33,7 +33,7 @@ class TRL(Engine):
     def installation(self) -> str:
         begin("loading TRL")
         try:
-            from cotune.engines.trl.trl_release import SUPPORTED, check_trl
+            from cotune.engines.trl.checks import SUPPORTED, check_trl
         except ImportError as error:
             raise EngineError(
                 f"engine trl: {one_line(str(error))}; install trl and what it imports"
@@ -82,15 +82,10 @@ def arguments(config: RunConfig, starting: bool) -> str:
 
     Args:
         starting: whether these processes will train, as opposed to that of `cotune doctor`.
-
-    Raises:
-        ConfigError: an argument is invalid; the message names it.
-        EngineError: the installed TRL version is not supported.
     """
     begin("loading TRL")
-    from cotune.engines.trl.checks import check_args, on_one_gpu
+    from cotune.engines.trl.checks import check_args, check_trl, on_one_gpu
     from cotune.engines.trl.run_file_setup import grpo_config
-    from cotune.engines.trl.trl_release import check_trl
 
     check_trl()
     folder = config.output / "checkpoints"

@@ -1,4 +1,4 @@
-"""One joint run on TRL's GRPOTrainer: the rollouts of each batch, and what a checkpoint holds of it.
+"""One joint run on TRL's GRPOTrainer: the rollouts of each batch, its trainer's events, its trackers, its state.
 
 TRL calls `rollout_func` once for each rollout batch; a strategy's steps count these calls.
 """
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import Dataset
-from transformers import PreTrainedModel, TrainerCallback
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
+from transformers.integrations.integration_utils import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+)
+from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 from trl import GRPOConfig
 
 from cotune.engines.joint import Joint, Parts, world
@@ -19,7 +26,6 @@ from cotune.engines.trl.checks import (
     check_trainer,
     steps_per_batch,
 )
-from cotune.engines.trl.run_callbacks import CheckpointCallback, ResumedRate
 from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
 from cotune.engines.trl.vllm_sampler import (
     VLLMSampler,
@@ -34,7 +40,9 @@ from cotune.protocols import State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Batch
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.checkpoints import load_state, save_state
 from cotune.types import StopReason, Trajectory
+from cotune.utils.progress import report
 
 if TYPE_CHECKING:
     from cotune.engines.trl.policy_update import PolicyUpdate
@@ -47,7 +55,6 @@ class TRLJoint(Joint):
     """Run a strategy on one GRPOTrainer.
 
     Args:
-        parts: strategy, environment, LLM and outputs; its codec's tokenizer is also the trainer's.
         args: the trainer's configuration, checked by `checks.check_args`.
         before_rollout: a hook before each step's rollouts, such as an evaluation.
         shuffle: whether each epoch has an order of its own; else it is the data's.
@@ -55,10 +62,9 @@ class TRLJoint(Joint):
             and weights. Without names one function returns the environment's scores.
 
     Attributes:
-        dataset: one row per question of every step, in training order.
-        rollout_func, reward_funcs, callbacks: arguments for GRPOTrainer.
-        batch: the last training batch, of all ranks.
-        first_row: the index of this rank's first rollout in it.
+        dataset, rollout_func, reward_funcs, callbacks: arguments for GRPOTrainer; the data set has one row per
+            question of every step, in training order.
+        batch: the last training batch, of all ranks; `first_row` is this rank's first rollout in it.
         trainer: the trainer whose policy is sampled; set by `bind`.
     """
 
@@ -103,11 +109,7 @@ class TRLJoint(Joint):
     # ---- the trainer and its policy
 
     def bind(self, trainer: "PolicyUpdate") -> None:
-        """Bind the trainer whose policy is sampled.
-
-        Raises:
-            ConfigError: the trainer would not train on the rollouts.
-        """
+        """Bind the trainer whose policy is sampled."""
         check_trainer(trainer, self.parts.strategy)
         self.trainer = trainer
         seed_vllm(trainer, self.parts.settings.seed)
@@ -267,12 +269,145 @@ class TRLJoint(Joint):
 
 
 def was_cut(trajectory: Trajectory) -> bool:
-    """Tell whether a token limit cut the rollout off.
-
-    TRL looks for a missing EOS, but our rollouts always end with one.
-    """
+    """Tell whether a token limit cut the rollout off; TRL looks for a missing EOS, which ours always have."""
     return trajectory.stop in (
         StopReason.TURN_TOKENS,
         StopReason.TOKEN_LIMIT,
         StopReason.CONTEXT_LIMIT,
     )
+
+
+class CheckpointCallback(TrainerCallback):
+    """Begin or resume the run, end it at its budget, complete every checkpoint, record metrics."""
+
+    def __init__(self, joint: "TRLJoint") -> None:
+        self._joint = joint
+        self._micro_batches = 0
+
+    @property
+    def _writes(self) -> bool:
+        return self._joint.coordinator.comm.rank == 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        joint = self._joint
+        # A call of train() that was interrupted may have left half of a batch.
+        trainer: Any = joint.trainer
+        trainer._step = 0
+        trainer._buffered_inputs = None
+        trainer._current_train_step_time = 0.0
+        if state.global_step == 0:
+            if self._writes:
+                joint.attempt = joint.parts.record.begin_attempt(None)
+            return
+        joint.resume(load_state(joint.state_folder / f"checkpoint-{state.global_step}"))
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args)
+        # A batch that has been rolled out is trained on to its end.
+        if state.global_step % steps_per_batch(args) == 0:
+            self._joint.ended = self._joint.budget_is_spent()
+            if self._joint.ended:
+                control.should_training_stop = True
+                # As at the last step: a kill while the result is scored must not train it again.
+                control.should_save = args.save_strategy == SaveStrategy.STEPS
+
+    def _report(self, args: GRPOConfig) -> None:
+        """Report the micro-batches of the current update; rank 0's."""
+        if self._writes:
+            total = steps_per_batch(args) * args.gradient_accumulation_steps
+            self._micro_batches = self._micro_batches % total + 1
+            report("update", self._micro_batches, total)
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        joint = self._joint
+        joint.coordinator.comm.gather(None)  # wait until every process has written its files
+        if self._writes:
+            checkpoint = joint.state_folder / f"checkpoint-{state.global_step}"
+            save_state(checkpoint, joint.state_dict())
+            rotate_checkpoints(
+                str(joint.state_folder),
+                args.save_total_limit,
+                state.best_model_checkpoint,
+                use_mtime=True,
+            )
+            joint.parts.record.event("saved", joint.batches)
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not self._writes or logs is None or "loss" not in logs:
+            return  # not the log of an optimizer step
+        joint = self._joint
+        row = {name: float(v) for name, v in logs.items() if isinstance(v, int | float)}
+        row["optimizer_step"] = float(state.global_step)
+        row |= {name: float(value) for name, value in joint.metrics.items()}
+        joint.parts.record.metrics(joint.batches, row)
+
+
+class ResumedRate(TrainerCallback):
+    """Let a resumed run follow its own learning rate and schedule, not those that its checkpoint was trained by."""
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **_: Any,
+    ) -> None:
+        if state.global_step and isinstance(lr_scheduler, LambdaLR):  # not DeepSpeed's
+            follow(optimizer, lr_scheduler, args.learning_rate)
+
+
+def follow(optimizer: Any, scheduler: LambdaLR, base: float) -> None:
+    """Set a loaded scheduler's base rate, and the rate of the next step by its own schedule."""
+    scheduler.base_lrs = [base] * len(scheduler.base_lrs)
+    rates: list[Any] = [base * scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["initial_lr"] = base
+        group["lr"] = rate
+    scheduler._last_lr = list(rates)  # as `step` leaves it
+
+
+def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
+    """Yield the trainer's callbacks for trackers that take scores."""
+    for callback in joint.trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
+            yield callback
+
+
+def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
+    """Log the scores of an evaluation that is not the trainer's own; "eval_em" is shown as eval/em; rank 0."""
+    trainer = joint.trainer
+    for callback in reporting(joint):
+        callback.on_log(
+            trainer.args,
+            trainer.state,
+            trainer.control,
+            logs=dict(scores),
+            model=trainer.model,
+        )
+
+
+def close_reports(joint: "TRLJoint") -> None:
+    """Close trackers that scores after training reopened. W&B's run ends with the process."""
+    trainer = joint.trainer
+    for callback in reporting(joint):
+        if not isinstance(callback, WandbCallback):
+            callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def tensorboard_into(joint: "TRLJoint", folder: Path) -> None:
+    """Write TensorBoard's files to a folder, unless TENSORBOARD_LOGGING_DIR names another."""
+    for callback in reporting(joint):
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(folder)

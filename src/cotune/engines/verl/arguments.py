@@ -46,11 +46,7 @@ SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup":
 
 
 def checked_arguments(config: RunConfig) -> dict[str, Any]:
-    """Return `training.engine_args` as veRL's dotted keys; a + before any part of a key moves to the front.
-
-    Raises:
-        ConfigError: a field is not supported, or a key is set elsewhere; the message names it.
-    """
+    """Return `training.engine_args` as veRL's dotted keys; a + before any part of a key moves to the front."""
     _check_supported(config)
     engine_args = {
         f"+{name.replace('+', '')}" if "+" in name else name: value
@@ -89,11 +85,7 @@ def _check_supported(config: RunConfig) -> None:
 
 
 def layout_of(config: RunConfig) -> Layout:
-    """Return the GPUs that train, and the rollout engine's share of each, with veRL's defaults.
-
-    Raises:
-        ValueError: a key of `engine_args` that is used here is not a number.
-    """
+    """Return the GPUs that train, and the rollout engine's share of each, with veRL's defaults."""
     args = {
         name.replace("+", ""): value
         for name, value in flat(config.training.engine_args).items()

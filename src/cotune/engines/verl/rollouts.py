@@ -60,11 +60,7 @@ class Manager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def trained_rollouts(self) -> list[Trajectory]:
-        """Return the finished rollouts of the last batch sent out, in the order of its assignments.
-
-        Raises:
-            CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
-        """
+        """Return the finished rollouts of the last batch sent out, in the order of its assignments."""
         listed = (tq.kv_list("train") or {}).get("train", {})
         places: dict[str, int] = {}
         for key, tag in listed.items():
@@ -141,9 +137,6 @@ def in_order(
     Args:
         results: the sessions' results by key.
         places: the place of each key's assignment.
-
-    Raises:
-        CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
     """
     by_place: dict[int, Trajectory] = {}
     for key, result in results.items():

@@ -46,9 +46,6 @@ def prepare(checked: Preflight, console: Console) -> VerlJoint:
     Args:
         checked: the preflight that the run file has passed.
         console: shows the run's progress.
-
-    Raises:
-        ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
     context = checked.context_tokens
@@ -73,11 +70,7 @@ def prepare(checked: Preflight, console: Console) -> VerlJoint:
 
 
 def train(joint: VerlJoint, *, resume: bool) -> None:
-    """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best.
-
-    Raises:
-        CotuneError: the error that ended the run.
-    """
+    """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best."""
     worker = joint.worker
     config = worker.config
     values = joint.verl_config
@@ -147,11 +140,7 @@ def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
 
 @contextlib.contextmanager
 def watched(workers: Sequence[Any]) -> Generator[None]:
-    """Interrupt the block if an agent loop's process dies; veRL would wait forever.
-
-    Raises:
-        EngineError: one has died.
-    """
+    """Interrupt the block if an agent loop's process dies; veRL would wait forever."""
     over = threading.Event()
     deaths: list[str] = []
 
@@ -183,11 +172,7 @@ def watched(workers: Sequence[Any]) -> Generator[None]:
 
 @contextlib.contextmanager
 def _on_ray(values: DictConfig, folder: Path, console: Console | None) -> Generator[None]:
-    """Start Ray and veRL's queue for the block; what veRL prints goes to verl.log in the run folder.
-
-    Raises:
-        EngineError: an error of Ray's or veRL's.
-    """
+    """Start Ray and veRL's queue for the block; what veRL prints goes to verl.log in the run folder."""
     from verl.utils.logging_utils import configure_verl_logging
 
     if console is not None:

@@ -50,9 +50,6 @@ def verl_config(
         folder: the checkpoint folder.
         gpus: the number of GPUs of this node.
         context_tokens: the policy's context length; None is unlimited.
-
-    Raises:
-        ConfigError: a field is invalid; the message names it.
     """
     engine_args = checked_arguments(config)
     # Selects which of veRL's files are read.
