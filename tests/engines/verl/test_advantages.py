@@ -12,7 +12,7 @@ from tests.reference_loop import group_advantages
 def test_advantages_are_the_loops_and_none_where_rewards_are_equal(scaled: bool) -> None:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    import cotune.engines.verl.advantages  # pyright: ignore[reportUnusedImport]  # noqa: F401
+    import cotune.engines.verl.losses  # pyright: ignore[reportUnusedImport]  # noqa: F401
 
     rewards = [0.7] * 8 + [0.0, *[1.0] * 7]
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()

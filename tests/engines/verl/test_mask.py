@@ -22,11 +22,11 @@ def test_the_signed_mask_spares_tokens_of_a_positive_advantage() -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.utils.config import omega_conf_to_dataclass
 
-    import cotune.engines.verl.signed_mask  # noqa: F401  registers the losses
+    import cotune.engines.verl.losses  # noqa: F401  registers the losses
 
     signed = Distillation(ratio="masked_signed", low=0.1, high=4.0)
     found = made(with_mask(low=0.1, high=4.0), kl=0)
-    assert found.actor_rollout_ref.model.external_lib == ["cotune.engines.verl.signed_mask"]
+    assert found.actor_rollout_ref.model.external_lib == ["cotune.engines.verl.losses"]
     correction, actor = found.algorithm.rollout_correction, found.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == f"{SIGNED_LOSS}vanilla"
     actor.rollout_n = 4

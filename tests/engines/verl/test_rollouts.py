@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from transfer_queue.utils.serial_utils import decode, encode
 
-from cotune.engines.verl.rollouts import in_order
-from cotune.engines.verl.row_format import SessionResult, without_columns
+from cotune.engines.verl.rows import SessionResult, without_columns
+from cotune.engines.verl.trainer import in_order
 from cotune.errors import ConfigError, EngineError
 from cotune.types import Assignment, Prompt, Task
 from tests.helpers import make_trajectory

@@ -12,7 +12,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from cotune.engines.verl.row_format import (
+from cotune.engines.verl.rows import (
     RESULT,
     ROW,
     PromptRow,
@@ -33,11 +33,7 @@ from cotune.utils.background import Worker as Thread
 class Calls:
     """The environment's calls, batched over all episodes of this process.
 
-    Attributes:
-        begin: maps (assignment, row, seed) to the assignment as the environment asks its task.
-        respond: maps an action to the environment's response.
-        score: returns a rollout with its reward, once its whole group has arrived, because scoring
-            may compare rollouts of a group.
+    A rollout is scored once its whole group has arrived, because scoring may compare rollouts of a group.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -73,12 +69,8 @@ class Calls:
 
 
 class Groups:
-    """Hold awaited calls until their group is complete, so that scoring sees all rollouts.
-
-    Args:
-        call: takes one item; a group's items are passed to it at the same moment, so that a
-            `Together` puts them into one call.
-    """
+    """Hold awaited calls until their group is complete: its items are passed on at the same moment, so that a `Together`
+    puts them into one call."""
 
     def __init__(self, call: Callable[[Any], Awaitable[Any]]) -> None:
         self._call = call

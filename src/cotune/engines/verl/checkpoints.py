@@ -37,13 +37,8 @@ def keep_newest(folder: Path, count: int) -> None:
 class VerlBest(BestPolicy):
     """Save and load the best policy, whose weights are sharded over veRL's workers.
 
-    A checkpoint that the workers can load is kept beside the run's own. It is written under another
-    name, with a manifest at the end, so that a kill leaves the previous one.
-
-    Args:
-        folder: the Hugging Face folder.
-        tokenizer: saved with the weights.
-        checkpoint: the folder of the workers' checkpoint.
+    A checkpoint that the workers can load is kept beside the run's own, in the folder `checkpoint`. It is written
+    under another name, with a manifest at the end, so that a kill leaves the previous one.
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
+from cotune.engines.verl.verl_engine import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
@@ -21,12 +21,9 @@ from cotune.policy.policy_files import LoraOptions, policy_path
 from cotune.types import Distillation
 from cotune.utils.text import one_line
 
-AGENT = "cotune"
-"""The name of the agent loop in agents.yaml."""
-ADVANTAGES = "cotune_grpo"
-"""The name of `engines.verl.advantages` among veRL's estimators."""
-SIGNED_LOSS = "cotune_signed_"
-"""The prefix of the policy losses of `engines.verl.signed_mask`; the name of veRL's own follows."""
+AGENT = "cotune"  # the agent loop in agents.yaml
+ADVANTAGES = "cotune_grpo"  # the estimator of `engines.verl.losses`
+SIGNED_LOSS = "cotune_signed_"  # its policy losses; the name of veRL's own follows
 
 _LOSS_BY_ROLLOUT = (
     "seq-mean-token-mean"  # the mean over rollouts of their token means (INSPO's Eq. 2)
@@ -46,7 +43,6 @@ def verl_config(
     """Return veRL's configuration; `training.engine_args` overrides what the run file leaves open.
 
     Args:
-        config: the run file.
         folder: the checkpoint folder.
         gpus: the number of GPUs of this node.
         context_tokens: the policy's context length; None is unlimited.
@@ -108,7 +104,7 @@ def _data_values(config: RunConfig) -> dict[str, Any]:
     return {
         "data.train_files": "of the run file",
         "data.val_files": "of the run file",
-        "data.custom_cls.path": "pkg://cotune.engines.verl.questions",
+        "data.custom_cls.path": "pkg://cotune.engines.verl.rows",
         "data.custom_cls.name": "Questions",
         "data.shuffle": False,
         "data.train_batch_size": config.training.questions_per_step,
@@ -211,7 +207,7 @@ def _set_signed_mask(verl_values: DictConfig) -> None:
     libraries = model.external_lib or []
     if isinstance(libraries, str):
         libraries = [libraries]
-    model.external_lib = ["cotune.engines.verl.signed_mask", *libraries]
+    model.external_lib = ["cotune.engines.verl.losses", *libraries]
 
 
 def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""veRL as an `Engine`: its trainer on Ray, in separate processes."""
+"""veRL as an `Engine`: its trainer on Ray, in separate processes. `training.engine_args` are checked without veRL."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 from rich.console import Console
@@ -10,15 +10,116 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.verl.arguments import checked_arguments, layout_of
 from cotune.errors import ConfigError
 from cotune.utils.packages import installed
+from cotune.utils.text import flat
 
 if TYPE_CHECKING:
-    from cotune.engines.verl.hooks import VerlJoint
+    from cotune.engines.verl.run import VerlJoint
 
+DTYPES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}  # veRL's names of `policy.dtype`
+MODEL_DTYPE = "fsdp_config.model_dtype"  # veRL's key for it, below an actor or a reference policy
+
+# Keys that a run file sets elsewhere, by the field; another value would train in silence on something else.
+_SET_ELSEWHERE = {
+    "data.custom_cls": "environment",
+    "data.max_prompt_length": "limits.prompt_tokens",
+    "data.max_response_length": "limits.trajectory_tokens",
+    "data.shuffle": "seed",
+    "data.train_batch_size": "training.questions_per_step",
+    "actor_rollout_ref.model.path": "policy.path",
+    "actor_rollout_ref.model.lora_adapter_path": "policy.path",
+    "actor_rollout_ref.model.lora_alpha": "policy.lora.alpha",
+    "actor_rollout_ref.model.lora_rank": "policy.lora.rank",
+    "actor_rollout_ref.model.target_modules": "policy.lora.target_modules",
+    "actor_rollout_ref.rollout.n": "training.group_size",
+    "actor_rollout_ref.rollout.temperature": "training.temperature",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "training.mini_batches",
+    "algorithm.adv_estimator": "strategy",
+    "algorithm.rollout_correction": "strategy.distillation",
+    # engine_args are written into run.yaml and logs
+    "ray_kwargs.ray_init.runtime_env.env_vars": "variables of the shell",
+    "trainer.default_local_dir": "output",
+    "trainer.max_actor_ckpt_to_keep": "training.keep_checkpoints",
+    "trainer.resume_mode": "cotune resume",
+    "trainer.resume_from_path": "cotune resume",
+    "trainer.save_freq": "training.save_every",
+    "trainer.test_freq": "evaluation.every",
+    "trainer.total_epochs": "training.steps",
+    "trainer.total_training_steps": "training.steps",
+    "trainer.val_before_train": "evaluation.before",
+}
+# veRL's name of each schedule
+SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+
+
+def checked_arguments(config: RunConfig) -> dict[str, Any]:
+    """Return `training.engine_args` as veRL's dotted keys; a + before any part of a key moves to the front."""
+    _check_supported(config)
+    engine_args = {
+        f"+{name.replace('+', '')}" if "+" in name else name: value
+        for name, value in flat(config.training.engine_args).items()
+    }
+    for name in engine_args:
+        bare = name.lstrip("+")
+        for key, field in _SET_ELSEWHERE.items():
+            if bare == key or bare.startswith(f"{key}."):
+                raise ConfigError(
+                    f"training.engine_args.{name}: set by {field}; remove it from engine_args"
+                )
+    return engine_args
+
+
+def _check_supported(config: RunConfig) -> None:
+    """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
+    training = config.training
+    refused = {
+        "training.frozen": training.frozen,
+        f"training.precision {training.precision}": training.precision != "auto",
+        "policy.lora.dropout": config.policy.lora is not None and config.policy.lora.dropout > 0,
+        # A last stage needs a teacher, which veRL's public hooks have not.
+        "strategy.distil_steps": getattr(config.strategy, "distil_steps", 0) > 0,
+        f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
+        # veRL counts mini-batches in questions.
+        f"training.mini_batches {training.mini_batches}, no divisor of questions_per_step,": (
+            training.questions_per_step % training.mini_batches > 0
+        ),
+    }
+    for field, is_set in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"{field} is not supported by training.engine verl; change it, or set training.engine: trl"
+            )
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """Return the GPUs that train, and the rollout engine's share of each, with veRL's defaults."""
+    args = {
+        name.replace("+", ""): value
+        for name, value in flat(config.training.engine_args).items()
+        if value is not None
+    }
+    nodes = int(args.get("trainer.nnodes", 1))
+    per_node = int(args.get("trainer.n_gpus_per_node", 1 if config.training.single_gpu else 8))
+    shards = int(args.get("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1))
+    # veRL loads float32 unless something else is set.
+    model_dtype = args.get(f"actor_rollout_ref.actor.{MODEL_DTYPE}")
+    dtype = {short: name for name, short in DTYPES.items()}.get(model_dtype, config.policy.dtype)
+    return Layout(
+        nodes * per_node,
+        shards=shards if shards > 0 else nodes * per_node,
+        share=float(args.get("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5)),
+        dtype="float32" if dtype == "auto" else dtype,
+        whole_logits=True,
+    )
+
+
+# veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports.
 BREAKS_VERL = Version("1.16")
-"""veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports."""
 
 
 class VeRL(Engine):
