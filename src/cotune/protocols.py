@@ -64,7 +64,7 @@ class LLM(Protocol):
 
     If an attribute `optional` is true, a run whose proposals all fail continues. An attribute `origin` is
     recorded as the origin of its proposals. With `state_dict` and `load_state_dict` it has a state that is saved
-    with the run; metered LLMs have none.
+    with the run.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -94,11 +94,7 @@ class Strategy(ABC):
     ) -> Metrics:
         """Run the evolution that fell due at the end of step `progress.step` - 1, if any.
 
-        Args:
-            progress: of the step that begins.
-            rollout: makes rollouts, to verify proposals or score hints.
-            llm: writes proposals.
-            record: takes events.
+        `rollout` verifies proposals or scores hints.
         """
         return {}
 

@@ -30,7 +30,6 @@ class Task:
 
     Attributes:
         id: stable across epochs and runs; everything recorded about a task is keyed by it.
-        question: the text that the policy is asked.
         answers: ground truths, any of which counts.
         stratum: the row of a result table that it belongs to ("2 hops"); "" without strata.
         solution: a reference solution, if the data has one. It is never shown; no hint may quote it.
@@ -79,7 +78,6 @@ class Instruction:
 
     Attributes:
         id: "i0" is the initial one; later ones are numbered in the order of their birth.
-        text: the instruction itself.
         parent: id of the instruction it was derived from; None for the initial one.
         origin: "initial", "rewrite", "bank" or the kind of proposer that wrote it.
         born: the step at which it joined the population; 0 for the initial one.
@@ -106,8 +104,7 @@ class Choice:
     """The best instruction by weight, with its margin over the runner-up.
 
     Attributes:
-        steps: number of steps in which it was observed.
-        rollouts: number of rollouts in which it was observed.
+        steps, rollouts: in how many of them it was observed.
         runner_up: the next by weight; None if there is no other.
         too_close: whether the two cannot be told apart (`too_close_to_call`).
         rivals: all that cannot be told apart from it, best first.
@@ -141,7 +138,6 @@ class Assignment:
     """The prompts of one rollout: the one it is sampled under and the one it is trained on.
 
     Attributes:
-        task: the question.
         sampled: the prompt that the policy sees while it writes.
         trained: the prompt that the gradient is taken on; never with a hint.
         instruction_id: the instruction that it is sampled under, and that is credited with the reward.
@@ -291,16 +287,13 @@ class Trajectory:
     """One finished rollout.
 
     Attributes:
-        assignment: the task and the prompts.
         sampled_prompt_ids: tokens of the prompt it was sampled under, (P,).
         prompt_ids: tokens of the prompt that the gradient is taken on, (P',).
         completion_ids: everything after the prompt: own tokens, observations, closing EOS, (C,).
         mask: 1 for tokens that the policy wrote, else 0, (C,).
         logprobs: log-probability of each own token when it was sampled, 0.0 elsewhere, (C,).
         turns: the same completion as text.
-        stop: why it ended.
         answer: the final answer; None if there is none.
-        reward: the score.
         parts: the value of each reward function before weighting, by name; empty without any.
         row: its position in the rollout call.
         feedback: what reward functions said about it; "" if they said nothing.
@@ -375,7 +368,7 @@ class Sampling:
     """Sampling parameters of one rollout call.
 
     Attributes:
-        temperature: softmax temperature; 0 is greedy.
+        temperature: 0 is greedy.
         stop: strings that end a turn; the token that completes one is kept.
         seed: seeds the draws, from (run seed, purpose, step, call).
         episode_seed: seeds what environments draw. It is the same in all calls whose scores are compared:
@@ -439,7 +432,6 @@ class Action:
     """One turn of one episode, as an environment receives it.
 
     Attributes:
-        task: the question.
         turns: the earlier turns; empty at the first.
         text: what the policy wrote, without the closing EOS.
         last: whether the policy gets no further turn to read a reply.
@@ -464,8 +456,7 @@ class Response:
     Attributes:
         observation: text to append after the policy's turn; "" for nothing.
         done: whether the episode is over.
-        action: how the turn was understood.
-        error: what was wrong with it; "" if nothing.
+        action, error: as a `Turn` has them.
         failed: the environment itself broke; the episode ends as an environment error.
         messages: chat messages to append instead of `observation`, as {"role", "content"} and for a
             tool its "name". The policy's turn is closed, the chat template renders them, and the
@@ -485,11 +476,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An LLM's reply and its usage in tokens.
-
-    Attributes:
-        truncated: whether it was cut off at its token limit.
-    """
+    """An LLM's reply and its usage in tokens; `truncated` if it was cut off at its token limit."""
 
     text: str
     prompt_tokens: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError, EngineError
-from cotune.rollout.batched_calls import Together
+from cotune.rollout.drivers import Together
 from cotune.utils.background import Worker
 
 

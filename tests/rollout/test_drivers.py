@@ -223,7 +223,7 @@ def test_a_call_that_cannot_be_made_fails_all_that_wait(monkeypatch: pytest.Monk
         def __init__(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("cotune.rollout.batched_calls.Worker", NoThread)
+    monkeypatch.setattr("cotune.rollout.drivers.Worker", NoThread)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         run(Apart(), Letters(2))
 

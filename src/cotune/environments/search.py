@@ -18,7 +18,7 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
 from cotune.rewards.qa import Reward, exact_match
-from cotune.rollout.batched_calls import parallel_calls
+from cotune.rollout.drivers import parallel_calls
 from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import encodable, named, shorten
 

@@ -30,7 +30,6 @@ class RolloutSettings:
     """Settings of rollouts.
 
     Attributes:
-        limits: tokens and turns.
         temperature: for training and verification; evaluation is greedy.
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
         rows_per_call: rows that are rolled out and scored at a time; bounds memory, changes no draw.
@@ -97,16 +96,12 @@ class Coordinator:
 
     `step` runs its phases in order. An engine whose own loop calls at several places of a step (veRL's) calls
     the phases one by one. Every rank calls every phase: rank 0 does the work, the others serve its
-    rollouts, and all return the same result. On rank 0 a phase may call another phase.
+    rollouts, and all return the same result. On rank 0 a phase may call another phase. Only rank 0 consults the
+    strategy, asks the LLM and writes the record.
 
     Args:
-        strategy: consulted only on rank 0.
-        environment, codec, sampler: one on every rank.
-        llm: writes proposals; used only on rank 0.
-        record: written only on rank 0.
-        settings: limits, temperature, seed and sizes of rollouts.
         comm: connects the ranks; None for a single process.
-        rewards: score in place of the environment, on every rank; None if the environment scores.
+        rewards: score in place of the environment; None if the environment scores.
         roll_out: rolls out in place of the sampler, for an engine that has its own rollout workers.
 
     Attributes:
@@ -154,8 +149,6 @@ class Coordinator:
         """Evolve, assign, roll out, observe: everything of a step but the update of the weights.
 
         Args:
-            tasks: the questions of the step.
-            group_size: G, rollouts per question.
             progress: returns the step's progress; evolution changes the rollouts that are left.
             before_rollout: called on rank 0 after an evolution, such as an evaluation.
         """
@@ -235,11 +228,7 @@ class Coordinator:
     def observe(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> dict[str, float]:
-        """Show a step's rollouts to the strategy and record them.
-
-        Returns:
-            the strategy's metrics and the batch's.
-        """
+        """Show a step's rollouts to the strategy and record them. Return its metrics and the batch's."""
 
         def work() -> dict[str, float]:
             metrics = dict(self.strategy.observe(trajectories, progress, self._record_event))
@@ -257,9 +246,7 @@ class Coordinator:
         """Roll out greedily, once per task, without showing the strategy anything.
 
         Args:
-            tasks: the questions.
-            prompt: what to evaluate under; None is the strategy's best prompt.
-            instruction_id: the instruction in `prompt`; unused if `prompt` is None.
+            prompt: what to evaluate under, with the instruction of the id; None is the strategy's best prompt.
         """
 
         def work() -> list[Trajectory]:

@@ -40,11 +40,8 @@ class Episode:
 
     Args:
         row: names the episode to the sampler's session.
-        assignment: the task and its prompts.
         sampled_prompt_ids: rendered prompt to write under, (P,).
         prompt_ids: rendered prompt to train on, (P',).
-        limits: tokens and turns.
-        codec: text to tokens and back.
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
         tools: JSON schemas of the tools that the policy may call through its chat template.
         stop: strings that end a turn, to tell such a turn from one that was cut off.
@@ -279,11 +276,7 @@ def new_episodes(
     context_tokens: int | None = None,
     seed: int = 0,
 ) -> list[Episode]:
-    """Return one episode per assignment, rows counted from `first_row`. Equal prompts are rendered once.
-
-    Args:
-        seed: decides what an environment draws when episodes begin; the same for one rollout call.
-    """
+    """Return one episode per assignment, rows counted from `first_row`; `seed` is what an environment draws by."""
     placed = [(assignment, row, seed) for row, assignment in enumerate(assignments, first_row)]
     begun = begin_episodes(placed, environment)
     return place_episodes(begun, environment, codec, limits, first_row, context_tokens)
@@ -294,8 +287,7 @@ def begin_episodes(
 ) -> list[Assignment]:
     """Return the assignment of each (assignment, row, seed), with the task as the environment asks it.
 
-    An environment may have a method `begin(tasks, rows, seeds)` that returns the tasks as they are
-    asked, such as with a state drawn for each episode.
+    An environment may have a method `begin(tasks, rows, seeds)` that returns the tasks as they are asked.
     """
     begin = getattr(environment, "begin", None)
     if begin is None or not placed:
@@ -314,7 +306,7 @@ def place_episodes(
     first_row: int = 0,
     context_tokens: int | None = None,
 ) -> list[Episode]:
-    """Return one episode for each assignment that has begun, rows counted from `first_row`."""
+    """Return one episode for each assignment that has begun, rows counted from `first_row`; render equal prompts once."""
     rendered: dict[tuple[str, str, str, str], list[int]] = {}
     tools = environment.tools
 

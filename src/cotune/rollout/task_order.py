@@ -21,14 +21,8 @@ class TaskOrder:
     Epoch e is a permutation keyed by (seed, e), so a resumed run sees the same order.
 
     Args:
-        tasks: the training tasks, with unique ids.
         questions: tasks per step.
-        seed: the run's seed.
         shuffle: False keeps the tasks' own order in every epoch.
-
-    Attributes:
-        questions: tasks per step.
-        fingerprint: of the tasks.
     """
 
     def __init__(

@@ -22,9 +22,8 @@ from cotune.engines.verl.rows import (
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.batched_calls import Together
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.drivers import parallel_responses, run_episode
+from cotune.rollout.drivers import Together, parallel_responses, run_episode
 from cotune.rollout.episode import begin_episodes, place_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 from cotune.utils.background import Worker as Thread
