@@ -80,8 +80,7 @@ def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
     benchmark = BENCHMARKS.get(name.strip().lower())
     if benchmark is None:
         raise ConfigError(
-            f"--benchmark is {shorten(text)}; expected NAME or NAME=PATH, with a NAME of "
-            f"{', '.join(BENCHMARKS)}"
+            f"--benchmark is {shorten(text)}; expected NAME or NAME=PATH, with a NAME of {', '.join(BENCHMARKS)}"
         )
     if equals and not path.strip():
         raise ConfigError(

@@ -57,9 +57,8 @@ class DatasetConfig(Model):
     split: str = "train"
     """The hub data set's split that is trained on; a file is one split."""
     validation: int | Path = Field(default=100)
-    """Number of questions held out of the training data for choosing the best policy (by a hash of
-    their text, at most a tenth of all; 0 with `evaluation.every: 0`); or another file; or another split
-    of a hub data set."""
+    """Number of questions held out of the training data for choosing the best policy (by a hash of their text, at most
+    a tenth of all; 0 with `evaluation.every: 0`); or another file; or another split of a hub data set."""
     test: int | Path = Field(default=200)
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
@@ -102,15 +101,14 @@ class DatasetConfig(Model):
 def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     """Read the tasks of each split, in the data's order.
 
-    Every row is one task; its `columns` are the whole row. Questions are held out of the
-    training data by a hash of their text (`hold_out`): shuffling changes nothing, added rows change
-    little, and equal questions stay together. A row without an id gets one made of its split and question;
-    of equal questions the later ones are numbered. Ids of held-out rows from a separate file or split are
-    prefixed with the split's name.
+    Every row is one task; its `columns` are the whole row. Questions are held out of the training data by a hash of
+    their text (`hold_out`): shuffling changes nothing, added rows change little, and equal questions stay together. A
+    row without an id gets one made of its split and question; of equal questions the later ones are numbered. Ids of
+    held-out rows from a separate file or split are prefixed with the split's name.
 
     Raises:
-        ConfigError: no such file or data set, a column missing or of the wrong type, or too few questions to
-            hold some out; names the file and row.
+        ConfigError: no such file or data set, a column missing or of the wrong type, or too few questions to hold some
+            out; names the file and row.
     """
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:

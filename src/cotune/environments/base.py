@@ -196,9 +196,8 @@ DESCRIPTION_CHARS = 4000
 """The most characters that a proposer is shown."""
 
 _CALLS = (
-    "The agent calls these tools in the form that its chat template shows it; several calls in a "
-    "turn are allowed, and what they return comes before its next turn. A turn without a call is its "
-    "final answer."
+    "The agent calls these tools in the form that its chat template shows it; several calls in a turn are allowed, "
+    "and what they return comes before its next turn. A turn without a call is its final answer."
 )
 
 

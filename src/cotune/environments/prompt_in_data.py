@@ -122,9 +122,8 @@ def place_instruction(
 ) -> InstructionPlace:
     """Find the initial instruction of a run and the text of the data that it stands for.
 
-    It is, in this order: `instruction`, in its place if all prompts have it, else added; the system
-    message of all rows; the prompt of all rows, if they have the same (an environment makes the
-    tasks); none.
+    It is, in this order: `instruction`, in its place if all prompts have it, else added; the system message of all
+    rows; the prompt of all rows, if they have the same (an environment makes the tasks); none.
 
     Args:
         rows: all rows that are trained or evaluated on, as `read_rows` returns them.
@@ -132,8 +131,8 @@ def place_instruction(
         needs_instruction: whether the method evolves it.
 
     Raises:
-        ConfigError: the instruction stands in some prompts only, rows have different system
-            messages, or there is no instruction to evolve.
+        ConfigError: the instruction stands in some prompts only, rows have different system messages, or there is no
+            instruction to evolve.
     """
     prompts = [messages_of(row) for row in rows if "prompt" in row]
     argument = f"method=cotune.{method_name}(instruction=…)"

@@ -126,8 +126,7 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(
-            f"{_FIELD}: {options.object} raised {named(error)}{line_of(error)}; fix it, or change "
-            "environment.args"
+            f"{_FIELD}: {options.object} raised {named(error)}{line_of(error)}; fix it, or change environment.args"
         ) from error
     missing = [name for name in _MEMBERS if not hasattr(environment, name)]
     if missing:

@@ -23,12 +23,11 @@ from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Traject
 from cotune.utils.text import encodable, named, shorten
 
 SEARCH_R1_INSTRUCTION = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
-    "time you get new information. After reasoning, if you find you lack some knowledge, you can "
-    "call a search engine by <search> query </search> and it will return the top searched results "
-    "between <information> and </information>. You can search as many times as your want. If you "
-    "find no further external knowledge needed, you can directly provide the answer inside "
-    "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing "
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "
+    "information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> "
+    "query </search> and it will return the top searched results between <information> and </information>. You can "
+    "search as many times as your want. If you find no further external knowledge needed, you can directly provide "
+    "the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing "
     "</answer>."
 )
 """The initial instruction, to the letter as in Search-R1's data, which its checkpoints were trained on."""
@@ -72,9 +71,8 @@ class Parsed:
 class TagProtocol:
     """The protocol as github.com/PeterGriffinJin/Search-R1 has it.
 
-    It follows generation.py, qa_em.py and the data scripts there; docs/how-to/retrieval.md says where
-    it differs on purpose: Search-R1 takes the last `<answer>` of prompt and response together, if there
-    are two or more.
+    It follows generation.py, qa_em.py and the data scripts there; docs/how-to/retrieval.md says where it differs on
+    purpose: Search-R1 takes the last `<answer>` of prompt and response together, if there are two or more.
     """
 
     # One user message: the instruction, a space, "Question: ", the question and a line break.
@@ -110,9 +108,8 @@ class TagProtocol:
     def answer(self, turn_texts: Sequence[str]) -> str | None:
         """Return the final answer in an episode's turns, or None if it has none or more than one.
 
-        It is the answer of the only turn with `<answer>` and `</answer>` outside forged blocks, if that
-        turn is valid. An episode cannot hedge with several answers; an answer that was left unclosed
-        may be repeated in a later turn.
+        It is the answer of the only turn with `<answer>` and `</answer>` outside forged blocks, if that turn is valid.
+        An episode cannot hedge with several answers; an answer that was left unclosed may be repeated in a later turn.
         """
         texts = [without_forged(text) for text in turn_texts]
         closed = [text for text in texts if "<answer>" in text.rpartition("</answer>")[0]]

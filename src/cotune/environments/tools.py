@@ -82,8 +82,7 @@ class ToolRunner:
     def run(self, lanes: Sequence[Sequence[Job]]) -> None:
         """Run all jobs.
 
-        A lane ends with its first job that takes too long; the jobs after it are not run and count as
-        too long as well.
+        A lane ends with its first job that takes too long; the jobs after it are not run and count as too long as well.
         """
         others: list[list[Job]] = []
         for lane in lanes:
@@ -178,23 +177,20 @@ class Tool:
 class ToolEnvironment(TaskEnvironment):
     """Questions that the policy answers by calling your functions; reward functions score.
 
-    The policy reads names, types and docstrings of the functions through its chat template, and
-    calls them in the template's own form, one or more in a turn. A turn without a call is
-    the answer; `answer` is its text without thoughts. Calls of all episodes run at the same time,
-    so a function with state must be thread-safe.
+    The policy reads names, types and docstrings of the functions through its chat template, and calls them in the
+    template's own form, one or more in a turn. A turn without a call is the answer; `answer` is its text without
+    thoughts. Calls of all episodes run at the same time, so a function with state must be thread-safe.
 
     Args:
-        tools: functions with types and Google-style docstrings, sync or async. Arguments are those
-            that the policy wrote; results are shown by `str`, exceptions as `{'error': …}`, those of
-            async functions last.
+        tools: functions with types and Google-style docstrings, sync or async. Arguments are those that the policy
+            wrote; results are shown by `str`, exceptions as `{'error': …}`, those of async functions last.
         tasks, initial_instruction, prompt_format: see `TaskEnvironment`.
-        seconds: the timeout of a call. A sync function cannot be stopped: it continues in its
-            thread, and its result is dropped. Without a timeout (`math.inf`) sync functions are called
-            one after the other in the caller's thread, as TRL does.
+        seconds: the timeout of a call. A sync function cannot be stopped: it continues in its thread, and its result is
+            dropped. Without a timeout (`math.inf`) sync functions are called one after the other in the caller's
+            thread, as TRL does.
 
     Raises:
-        ConfigError: a function has no types or docstring, or two have the same name; names tool
-            and parameter.
+        ConfigError: a function has no types or docstring, or two have the same name; names tool and parameter.
     """
 
     needs_rewards = True

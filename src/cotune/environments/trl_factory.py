@@ -145,8 +145,7 @@ class TrlEnvironment(TaskEnvironment):
         )
         if not callable(factory):
             raise ConfigError(
-                f"{_FIELD} is {type(factory).__name__}; expected one class or function that makes an "
-                "environment"
+                f"{_FIELD} is {type(factory).__name__}; expected one class or function that makes an environment"
             )
         self._factory = factory
         self._seconds = seconds

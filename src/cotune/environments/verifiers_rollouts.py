@@ -147,8 +147,7 @@ class VerifiersEnvironment(TaskEnvironment):
         reward = self._output(trajectory).reward
         if not math.isfinite(reward):
             raise ConfigError(
-                f"{_FIELD}: it gave the reward {reward} for task {trajectory.task.id}; expected a "
-                "finite number"
+                f"{_FIELD}: it gave the reward {reward} for task {trajectory.task.id}; expected a finite number"
             )
         return float(reward), answer_of(trajectory)
 

@@ -67,14 +67,12 @@ class OpenAIOptions(Section):
         max_tokens: the most tokens of one reply, reasoning included.
         max_tokens_field: the endpoint's name for that limit; OpenAI's reasoning models take only
             "max_completion_tokens".
-        extra_body: further fields of the request, for what only your endpoint knows, such as
-            `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
-        timeout_s: seconds to connect, and between two parts of a reply. A call takes at most
-            five times as long.
+        extra_body: further fields of the request, for what only your endpoint knows, such as `{chat_template_kwargs:
+            {enable_thinking: false}}` of vLLM. Not for secrets.
+        timeout_s: seconds to connect, and between two parts of a reply. A call takes at most five times as long.
         price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
-        budget: no call is made once the run has spent this on calls, all attempts included; None sets
-            no limit.
+        budget: no call is made once the run has spent this on calls, all attempts included; None sets no limit.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
@@ -138,14 +136,13 @@ class OpenAIOptions(Section):
 class Outcome:
     """The outcome of one request, its repetitions included.
 
-    A value even where it failed: the exceptions of an HTTP stack may carry the request, and with it
-    the API key.
+    A value even where it failed: the exceptions of an HTTP stack may carry the request, and with it the API key.
 
     Attributes:
         usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
         error: what went wrong, in one line; "" on success.
-        replied: whether a reply came, which is paid for even if it has no whole text; None if none came but
-            the request may have reached a model, and may have to be paid for.
+        replied: whether a reply came, which is paid for even if it has no whole text; None if none came but the request
+            may have reached a model, and may have to be paid for.
     """
 
     text: str = ""
@@ -448,8 +445,7 @@ def _read_key(variable: str | None) -> str | None:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(
-            f"environment variable {variable} is not set, expected the API key: set it, or change "
-            "llm.api_key_env"
+            f"environment variable {variable} is not set, expected the API key: set it, or change llm.api_key_env"
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(

@@ -26,9 +26,8 @@ class OwnLLMOptions(Section):
 
     Attributes:
         kind: "python".
-        object: `package.module:name` or `file.py:name` of an object, or of a class without required
-            arguments. `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError`
-            if there is no reply.
+        object: `package.module:name` or `file.py:name` of an object, or of a class without required arguments.
+            `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError` if there is no reply.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
@@ -132,8 +131,7 @@ class BankLLM:
         unused = [text for text in self._texts if text not in self._used][:count]
         if not unused:
             raise BudgetError(
-                f"the bank {self._path.name} is exhausted: its {len(self._texts)} texts have all been "
-                "proposed"
+                f"the bank {self._path.name} is exhausted: its {len(self._texts)} texts have all been proposed"
             )
         self._used |= set(unused)
         return unused
@@ -156,13 +154,11 @@ def read_bank(path: Path, field: str) -> list[str]:
     entries = list(dict.fromkeys(part.strip() for part in separator.split(text) if part.strip()))
     if not entries:
         raise ConfigError(
-            f"{field}: {path} holds no text; expected one or more, separated by blank lines or lines "
-            "of ---"
+            f"{field}: {path} holds no text; expected one or more, separated by blank lines or lines of ---"
         )
     for number, entry in enumerate(entries, 1):
         if mark := _ENDS.search(entry):
             raise ConfigError(
-                f"{field}: text {number} of {path} contains {mark.group()}, which a proposal cannot; "
-                "remove it"
+                f"{field}: text {number} of {path} contains {mark.group()}, which a proposal cannot; remove it"
             )
     return entries

@@ -38,7 +38,7 @@ def is_distilled(trajectory: Trajectory) -> bool:
 
 
 def uses_context_mask(settings: Distillation) -> bool:
-    """Return whether tokens are left out by their context ratio: the loss needs log-probabilities under both prompts."""
+    """Return whether tokens are left out by their context ratio: the loss needs logprobs under both prompts."""
     return settings.ratio == "masked_signed"
 
 

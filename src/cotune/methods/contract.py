@@ -170,9 +170,8 @@ def neutralised(text: str) -> str:
 def is_near_copy(a: str, b: str) -> bool:
     """Return whether two texts differ by at most two words, case, accents and punctuation aside.
 
-    A replaced word counts as two; in a script without spaces four characters may differ. Counted in
-    words, not as a ratio: one short sentence can change all, and in a long instruction a ratio
-    would call that a copy.
+    A replaced word counts as two; in a script without spaces four characters may differ. Counted in words, not as a
+    ratio: one short sentence can change all, and in a long instruction a ratio would call that a copy.
     """
     words_a = words_of(a)
     words_b = words_of(b)

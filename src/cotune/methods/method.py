@@ -140,12 +140,10 @@ class Method:
         about: what it does, in a line.
         evolves: the texts that it changes, which may fill half of a prompt; None if it changes none.
         needs_llm: whether it asks an optimizer LLM.
-        uses_batches: whether it learns from training batches, so that they are rolled out even if
-            the policy is frozen.
-        loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's
-            (arXiv 2506.13585), which clips the importance ratio and drops no token's gradient.
-        check: raises ValueError for options that do not fit the run; the message starts with the
-            field.
+        uses_batches: whether it learns from training batches, so that they are rolled out even if the policy is frozen.
+        loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's (arXiv 2506.13585), which
+            clips the importance ratio and drops no token's gradient.
+        check: raises ValueError for options that do not fit the run; the message starts with the field.
         cost: bounds what evolution spends.
         distillation: returns how rollouts that are trained on another prompt are weighted.
     """

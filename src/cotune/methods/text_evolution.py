@@ -426,12 +426,11 @@ class TextSearch(ABC):
     def evolve(self, seed: str) -> DevScores:
         """Return the seed and all that gepa accepted, with their scores on dev.
 
-        An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
-        of train with each, and scores on dev the children that are strictly better on their
-        minibatch. The search ends after `barren` iterations in a row without a valid text, or when the rest
-        of the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer parents
-        than `beam` are drawn if the budget covers no more. The budget is never exceeded, except by the
-        seed's scores on dev.
+        An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch of train with
+        each, and scores on dev the children that are strictly better on their minibatch. The search ends after `barren`
+        iterations in a row without a valid text, or when the rest of the budget does not cover a parent and a child on
+        a minibatch and the child on dev. Fewer parents than `beam` are drawn if the budget covers no more. The budget
+        is never exceeded, except by the seed's scores on dev.
 
         Raises:
             Exception: any error of the rollout, the LLM (except LLMError) or the record.

@@ -1,9 +1,8 @@
 """A chat template that carries an instruction: what a server renders is what was evaluated.
 
-A preamble before the model's own template rewrites `messages` as `PromptFormat.messages` lays them
-out; the model's own template follows unchanged and can be taken out again. The instruction stands
-in the preamble as an escaped Jinja string literal, so that no text of a model is ever read as a
-template.
+A preamble before the model's own template rewrites `messages` as `PromptFormat.messages` lays them out; the model's own
+template follows unchanged and can be taken out again. The instruction stands in the preamble as an escaped Jinja string
+literal, so that no text of a model is ever read as a template.
 """
 
 import re
@@ -68,15 +67,13 @@ def with_instruction(
 ) -> str:
     """Return a chat template that renders a question as trained and evaluated under an instruction.
 
-    The first user message, or the system message, is laid out as `prompt_format` says; later
-    messages do not change. The caller may pass `instruction="…"` for another one and
-    `instruction=""` for none.
+    The first user message, or the system message, is laid out as `prompt_format` says; later messages do not change.
+    The caller may pass `instruction="…"` for another one and `instruction=""` for none.
 
     Args:
-        template: the model's own template; if it already carries an instruction, only
-            the part without it is used.
-        template_args: default arguments of the model's own template, such as `enable_thinking`;
-            the caller may pass others.
+        template: the model's own template; if it already carries an instruction, only the part without it is used.
+        template_args: default arguments of the model's own template, such as `enable_thinking`; the caller may pass
+            others.
 
     Raises:
         ConfigError: see `without_instruction`.

@@ -25,10 +25,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endf
 
 _PROBE = "cotune_probe"
 _LONG_PROBE = " ".join([_PROBE] * 20)
-_FIX = (
-    "choose a policy whose template writes tool calls, or set such a template with "
-    "policy.chat_template"
-)
+_FIX = "choose a policy whose template writes tool calls, or set such a template with policy.chat_template"
 
 _PLAIN_PROMPTS = (
     "tools: the prompts are plain texts; expected chat messages, in which tool calls and their answers "
@@ -53,8 +50,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) 
         tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"policy.chat_template: cannot read {chat_template} ({error}); expected plain, or the "
-            "path of a Jinja file"
+            f"policy.chat_template: cannot read {chat_template} ({error}); expected plain, or the path of a Jinja file"
         ) from error
 
 
@@ -89,9 +85,8 @@ class HFCodec:
         missing = [name for name in required if getattr(tokenizer, name) is None]
         if missing:
             raise ConfigError(
-                f"policy: its tokenizer has no {' and no '.join(missing)}; "
-                "expected an instruction-tuned model's tokenizer, or for a base model "
-                "policy.chat_template: plain"
+                f"policy: its tokenizer has no {' and no '.join(missing)}; expected an instruction-tuned model's "
+                "tokenizer, or for a base model policy.chat_template: plain"
             )
         self.tokenizer = tokenizer
         self.template_args = dict(template_args or {})
@@ -177,12 +172,10 @@ class HFCodec:
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Find out how to read the chat template's tool calls.
 
-        A call is rendered by the template and must be read back unchanged; a tool's answer
-        must be rendered after it.
+        A call is rendered by the template and must be read back unchanged; a tool's answer must be rendered after it.
 
         Raises:
-            ConfigError: the template does not offer tools, or drops calls or answers, or its calls
-                cannot be read.
+            ConfigError: the template does not offer tools, or drops calls or answers, or its calls cannot be read.
         """
         prompt = self.render([{"role": "user", "content": _PROBE}], tools)
         prompt_text = self.decode(prompt)
@@ -206,8 +199,7 @@ class HFCodec:
         else:
             text = " ".join(self.decode(written).split())[:80]
             raise ConfigError(
-                f"policy: its chat template writes a tool call as {text!r}, which cannot be read; "
-                f"{_FIX}"
+                f"policy: its chat template writes a tool call as {text!r}, which cannot be read; {_FIX}"
             )
         for message in ({"role": "tool", "name": call.name}, {"role": "user"}):
             following = self.decode(self.render_next([{**message, "content": _LONG_PROBE}], tools))

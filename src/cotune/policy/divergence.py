@@ -24,8 +24,7 @@ def rollout_divergences(
 ) -> list[tuple[float, int]]:
     """Return the sum of each rollout's own tokens' divergences, and the number of its own tokens.
 
-    Both policies read the prompt that the rollout was sampled under; prompt and observations do not
-    count.
+    Both policies read the prompt that the rollout was sampled under; prompt and observations do not count.
 
     Args:
         p: the policy that wrote the rollouts, a causal language model; q: the other one.

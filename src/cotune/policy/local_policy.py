@@ -38,8 +38,7 @@ def load(
     A chat template that carries an instruction is replaced by the model's own.
 
     Args:
-        path: a Hugging Face name or folder; may be an adapter's folder. One without a tokenizer gets
-            the base's.
+        path: a Hugging Face name or folder; may be an adapter's folder. One without a tokenizer gets the base's.
         dtype: type of the weights; "auto" is the checkpoint's (for an adapter, the base's).
         base: the model to load an adapter on; None is the base that it names.
         merge: merge an adapter into the weights; otherwise the model is a `PeftModel`.

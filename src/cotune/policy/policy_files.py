@@ -117,8 +117,7 @@ def check_whole(folder: Path) -> None:
     wrong = f"lacks {', '.join(lacks)}" if lacks else damaged_weights(folder)
     if wrong:
         raise ConfigError(
-            f"{folder}: {wrong}; restore the file, or remove {folder} and resume the run without what it "
-            "had kept"
+            f"{folder}: {wrong}; restore the file, or remove {folder} and resume the run without what it had kept"
         )
 
 

@@ -78,8 +78,7 @@ class RemoteRetriever:
             RemoteRetriever(self._options, retries=min(self._retries, 1)).search(["test"], 1)
         except RetrievalError as error:
             raise ConfigError(
-                f"environment.retriever.url: {error}; start the server, such as Search-R1's, or correct "
-                "the address"
+                f"environment.retriever.url: {error}; start the server, such as Search-R1's, or correct the address"
             ) from error
 
     def _request(self, queries: list[str], top_k: int) -> list[list[str]]:
@@ -125,8 +124,7 @@ def read_reply(data: bytes, queries: int, top_k: int) -> list[list[str]]:
     """Parse a server's reply into the contents of each query's documents, at most `top_k`.
 
     Raises:
-        ValueError: it is not of Search-R1's form, or has not one list for each of `queries` queries;
-            one short line.
+        ValueError: it is not of Search-R1's form, or has not one list for each of `queries` queries; one short line.
     """
     try:
         contents = [

@@ -44,11 +44,10 @@ _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{…}; None if there is none or the last one is unclosed.
 
-    As in MATH's `last_boxed_only_string`, the last one that is opened decides, so that an earlier
-    box does not count if the final one is cut off. Of nested boxes it is the innermost. As in
-    math-verify, boxes before it belong to the same answer if fewer than 10 characters are between
-    them, or fewer than 70 with a comma, a semicolon, "and" or "or"; contents are joined by ", ",
-    repeated ones once.
+    As in MATH's `last_boxed_only_string`, the last one that is opened decides, so that an earlier box does not count if
+    the final one is cut off. Of nested boxes it is the innermost. As in math-verify, boxes before it belong to the same
+    answer if fewer than 10 characters are between them, or fewer than 70 with a comma, a semicolon, "and" or "or";
+    contents are joined by ", ", repeated ones once.
 
     >>> last_boxed(r"It is \boxed{1}. That is to say \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'

@@ -134,13 +134,12 @@ class _Loaded:
 class RewardFunctions:
     """Scores a batch, the rollouts that one process makes together, by the weighted sum of reward functions.
 
-    Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
-    column of the data as lists with one entry for each rollout, and with `trainer_state`,
-    `log_metric` and `log_extra`. A function without `**kwargs` gets the arguments that it names.
-    `ground_truths` are the tasks' accepted answers, unless a column has that name. Async functions run
-    at the same time, on one event loop. A TRL environment also gives `environments`, and its own reward is
-    added to the sum. A function that returns None for a rollout is left out of its sum; a rollout for which
-    all do has no reward (`Trajectory.scored`).
+    Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every column of the data
+    as lists with one entry for each rollout, and with `trainer_state`, `log_metric` and `log_extra`. A function without
+    `**kwargs` gets the arguments that it names. `ground_truths` are the tasks' accepted answers, unless a column has
+    that name. Async functions run at the same time, on one event loop. A TRL environment also gives `environments`, and
+    its own reward is added to the sum. A function that returns None for a rollout is left out of its sum; a rollout for
+    which all do has no reward (`Trajectory.scored`).
 
     The prompt is the one that is trained on (instruction and question, no hint). The completion is the
     conversation after it: the policy's messages with their `tool_calls`, and the tools'. If the data's
@@ -153,8 +152,8 @@ class RewardFunctions:
         trainer_state: passed to functions; the trainer's own state if there is a trainer.
 
     Raises:
-        ConfigError: no function, something that is not a function, a weight that is not finite, or
-            a reference that cannot be imported.
+        ConfigError: no function, something that is not a function, a weight that is not finite, or a reference that
+            cannot be imported.
     """
 
     def __init__(self, functions: Sequence[RewardFunction | str | WeightedReward]) -> None:
@@ -225,7 +224,7 @@ class RewardFunctions:
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
-        """Return the weight of each value that a rollout's `parts` may have, by name; a TRL environment's own comes last."""
+        """Return the weight of each value in a rollout's `parts`, by name; a TRL environment's own reward comes last."""
         weights = {reward.name: reward.weight for reward in self._functions}
         if own_name := getattr(environment, "own_reward", ""):
             weights[self._free_name(own_name)] = 1.0
@@ -245,7 +244,7 @@ class RewardFunctions:
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
-        """Raise ConfigError if the tasks of a split lack what the functions need and the environment, `also`, does not give."""
+        """Raise ConfigError if a split's tasks lack what the functions need, and the environment does not give `also`."""
         columns = list(dict.fromkeys([name for task in tasks for name in task.columns] + [*also]))
         without = next((task.id for task in tasks if not task.answers), None)
         for reward in self._functions:

@@ -433,10 +433,7 @@ class Inspo(EvolvedInstructions):
         if tasks is None:
             return ""
         if not tasks:
-            return (
-                "every question in the buffer was shown to the candidates' authors, so none is left to "
-                "verify on"
-            )
+            return "every question in the buffer was shown to the candidates' authors, so none is left to verify on"
         needed = (self.options.candidates + 1) * len(tasks)  # plus their parent
         if rollouts_left is not None and needed > rollouts_left:
             return "too few rollouts are left to verify"

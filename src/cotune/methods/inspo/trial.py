@@ -1,11 +1,10 @@
 """A trial: candidates are compared with their parents within training batches, at no rollout beyond them.
 
-INSPO verifies candidates on questions of its buffer, with rollouts that train nothing. A trial takes groups of
-the next training batches instead: half of a group is sampled under a candidate, half under its parent, with one
-advantage over the group, as in mixed groups. All of its rollouts train the policy, each on its own instruction
-or on the method's `target`. At most half of a batch's groups, or one, are on trial, so a bad candidate costs at most a
-quarter of the batch; it cannot bias the gradient on its parent, because the other half of a group moves only the
-baseline.
+INSPO verifies candidates on questions of its buffer, with rollouts that train nothing. A trial takes groups of the next
+training batches instead: half of a group is sampled under a candidate, half under its parent, with one advantage over
+the group, as in mixed groups. All of its rollouts train the policy, each on its own instruction or on the method's
+`target`. At most half of a batch's groups, or one, are on trial, so a bad candidate costs at most a quarter of the
+batch; it cannot bias the gradient on its parent, because the other half of a group moves only the baseline.
 """
 
 import math

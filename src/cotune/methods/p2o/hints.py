@@ -33,13 +33,12 @@ class HintOptions(GepaSearchOptions):
         dev_size: hard questions that hints are scored on; the others are reflected on.
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
         beam: W, parents that hints are derived from in one iteration.
-        show_answers: whether the reflector is shown the ground truth. The authors show it; hints
-            can then carry answers, which the contract may not recognise. A hint is never used on a
-            question that its author was shown.
-        reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
-            once, each from the empty one, and evolves none.
-        keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few
-            hard questions; the paper drops them (Algorithm 1, line 26).
+        show_answers: whether the reflector is shown the ground truth. The authors show it; hints can then carry
+            answers, which the contract may not recognise. A hint is never used on a question that its author was shown.
+        reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at once, each from the
+            empty one, and evolves none.
+        keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few hard questions; the
+            paper drops them (Algorithm 1, line 26).
     """
 
     hard_set_min_count: int = 100
@@ -124,10 +123,9 @@ def covering(pool: HintPool) -> list[int]:
 def candidates(pool: HintPool, task_ids: Sequence[str]) -> dict[str, list[int]]:
     """Return the hints that each question may draw from (Algorithm 2, step 2), by id; {} without a cover.
 
-    These are the covering hints that solved the question if it is a dev question that some hint
-    solved, else all covering hints. A hint that was derived from the question is left out. If that
-    leaves none, all other hints that solved any dev question stand in, and if these leave none, the
-    question has no hint: an empty list.
+    These are the covering hints that solved the question if it is a dev question that some hint solved, else all
+    covering hints. A hint that was derived from the question is left out. If that leaves none, all other hints that
+    solved any dev question stand in, and if these leave none, the question has no hint: an empty list.
     """
     cover = covering(pool)
     solved = [pool.solved(hint) for hint in range(len(pool.texts))]

@@ -130,13 +130,11 @@ class P2OOptions(Section):
     """P²O's options; defaults are the paper's, except `hints.show_answers`.
 
     Attributes:
-        successes_below: tau as a count: a question with fewer successes in an epoch is hard in
-            the next one.
+        successes_below: tau as a count: a question with fewer successes in an epoch is hard in the next one.
         hints: the evolution of hints at the end of an epoch.
         distillation: how rollouts under a hint are weighted, which are trained on without it.
-        hinted_per_group: how many rollouts of a hard question's group see a hint: "all", the paper's, or
-            "half"; the question is then judged by the others, and keeps its hints until it is solved
-            without them.
+        hinted_per_group: how many rollouts of a hard question's group see a hint: "all", the paper's, or "half"; the
+            question is then judged by the others, and keeps its hints until it is solved without them.
     """
 
     kind: Literal["p2o"] = "p2o"
@@ -165,8 +163,7 @@ class P2O(StaticStrategy):
     them. Phase 2, at the end of an epoch: GEPA evolves hints on the questions that the epoch found
     hard, and assigns hints to each of them. The instruction does not change.
 
-    A hint is never given to a question that it, or an ancestor, was derived from: it may carry the
-    question's answer.
+    A hint is never given to a question that it, or an ancestor, was derived from: it may carry the question's answer.
     """
 
     def __init__(self, options: P2OOptions, context: Context) -> None:
@@ -352,9 +349,8 @@ def check(options: P2OOptions, shape: RunShape) -> None:
     judged = options.judged(shape.group_size)
     if options.successes_below > judged:
         raise ValueError(
-            f"strategy: successes_below is {options.successes_below}, but a question is judged by "
-            f"{judged} rollouts of a group of {shape.group_size} and would stay hard forever; expected at most "
-            f"{judged}"
+            f"strategy: successes_below is {options.successes_below}, but a question is judged by {judged} rollouts "
+            f"of a group of {shape.group_size} and would stay hard forever; expected at most {judged}"
         )
 
 
