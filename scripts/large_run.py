@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cotune.experiments.report import write_report
+from cotune.experiments.report.run_report import write_report
 from cotune.run.record import Record
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 

@@ -1,6 +1,6 @@
 """The example's script with mistakes: each gives one line with the argument and the fix, and writes nothing.
 
-The same mistakes in a run file: tests/cli/test_mistakes.py, test_bad_input.py; in reward functions: tests/rewards.
+The same mistakes in a run file: tests/cli/test_bad_input.py; in reward functions: tests/rewards.
 """
 
 from collections.abc import Iterator

@@ -12,8 +12,7 @@ from cotune.cli import train
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.export.complete import complete_best, complete_serving, write_templates
-from cotune.export.export import export
+from cotune.export.export import complete_best, complete_serving, export, write_templates
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path

@@ -8,7 +8,7 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from cotune.export.complete import complete_best
+from cotune.export.export import complete_best
 from cotune.run.run_dir import RunDir
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world

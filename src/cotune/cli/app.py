@@ -377,7 +377,7 @@ def export(
 @_command(_RESULTS, "report runs/my-agent")
 def report(run_folder: RunFolder) -> None:
     """Write the report of a run, finished or unfinished. cotune compare writes a suite's."""
-    from cotune.experiments.report import write_report
+    from cotune.experiments.report.run_report import write_report
 
     typer.echo(write_report(run_folder))
 

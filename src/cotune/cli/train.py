@@ -117,8 +117,8 @@ def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
     if run.read_summary() is None or not (run.best_path / "best.json").is_file():
         return False
     from cotune.engines.evaluation import result_files
-    from cotune.experiments.report import write_report
-    from cotune.export.complete import complete_best, complete_serving
+    from cotune.experiments.report.run_report import write_report
+    from cotune.export.export import complete_best, complete_serving
 
     if complete_serving(run) and run.report_path.is_file():
         return False

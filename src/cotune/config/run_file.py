@@ -67,15 +67,6 @@ class InstructionConfig(TextOrFields):
     separator: str | None = None
     """Text between instruction and question in the user's message; the usual one is a blank line."""
 
-    @model_validator(mode="after")
-    def _has_a_place(self) -> "InstructionConfig":
-        if self.role == "system" and self.placement is not None:
-            raise ValueError(
-                f"placement is {self.placement!r}, which is for the user's message, but role is 'system'; "
-                "remove placement"
-            )
-        return self
-
     @property
     def places(self) -> dict[str, str]:
         """Return the fields of a `PromptFormat` that are given."""

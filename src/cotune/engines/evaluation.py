@@ -13,8 +13,8 @@ from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint, RunSettings
-from cotune.experiments.report import write_report
-from cotune.export.complete import complete_best
+from cotune.experiments.report.run_report import write_report
+from cotune.export.export import complete_best
 from cotune.protocols import Environment
 from cotune.run.best import BestRecord
 from cotune.run.notices import truncation_notice

@@ -15,7 +15,7 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
 from cotune.errors import ConfigError
-from cotune.experiments.report import ReportListener
+from cotune.experiments.report.run_report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged

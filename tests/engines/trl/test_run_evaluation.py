@@ -13,7 +13,7 @@ from cotune.engines.evaluation import Outcome, RunEvaluation, write_run_summary
 from cotune.engines.joint import settings_of
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.trl_joint import report_scores
-from cotune.experiments.report import write_report
+from cotune.experiments.report.run_report import write_report
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import State, Strategy

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import LLMError
-from cotune.experiments.report import write_report
-from cotune.experiments.report.run_report import RecordedRun, hint_charts, hint_phases
+from cotune.experiments.report.run_report import RecordedRun, hint_charts, hint_phases, write_report
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check

@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from cotune.experiments.report import write_report
-from cotune.experiments.report.run_report import MOST_COLUMNS, MOST_TURNS, some_groups
+from cotune.experiments.report.run_report import MOST_COLUMNS, MOST_TURNS, some_groups, write_report
 from cotune.run.json_files import Row
 from cotune.run.record import Record
 from cotune.types import Turn

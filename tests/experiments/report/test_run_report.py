@@ -1,4 +1,4 @@
-"""The report of a run: its page, tables, first screen and curves of behaviour."""
+"""The report of a run: its parts, its instructions and its quadrants."""
 
 import re
 from collections.abc import Callable
@@ -6,13 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cotune.experiments.report import ReportListener, write_report
-from cotune.experiments.report.run_report import RecordedRun, costs, training_charts
+from cotune.experiments.evaluate.quadrants import hash_of_best
+from cotune.experiments.report.pages import sentence_diff
+from cotune.experiments.report.run_report import (
+    RecordedRun,
+    ReportListener,
+    costs,
+    family,
+    training_charts,
+    weights,
+    write_report,
+)
+from cotune.run.best import InstructionRow
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.utils.tables import Scores, count, duration, money, percent
+from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import check, rollout
 
 STRATA = ("1 hop", "2 hops", "3 hops")
@@ -370,3 +383,90 @@ def test_the_page_follows_the_training_and_never_stops_it(tmp_path: Path) -> Non
     (run.path / "best").mkdir()
     (run.path / "best/best.json").write_text("{")
     run.event("saved", 2)
+
+
+def test_sentences_and_their_difference() -> None:
+    parent = "Search first. Then answer.\n1. Be brief."
+    child = "Search first. Search one entity at a time.\n1. Be brief."
+    assert sentence_diff(parent, child) == [
+        ("same", "Search first."),
+        ("gone", " Then answer."),
+        ("same", " "),
+        ("new", "Search one entity at a time."),
+        ("same", "\n1. Be brief."),
+    ]
+
+
+@given(st.text(), st.text())
+def test_a_difference_holds_the_whole_child(parent: str, child: str) -> None:
+    segments = sentence_diff(parent, child)
+    assert "".join(text for kind, text in segments if kind != "gone") == child.rstrip()
+    assert all(kind == "same" for kind, _ in sentence_diff(child, child))
+
+
+def row(name: str, parent: str | None, text: str, born: int) -> InstructionRow:
+    return InstructionRow(name, parent, "", born, None, 0, None, None, None, False, "", text)
+
+
+def test_the_family_is_in_tree_order() -> None:
+    members = family([
+        row("i0", None, "A.", 0), row("i1", "i0", "A. B.", 9), row("i2", "i1", "C.", 12),
+        row("i3", "i0", "A. D.", 3), row("i4", "lost", "E.", 4),
+    ])  # fmt: skip
+    assert [(member.id, depth, parent_text) for member, depth, parent_text in members] == [
+        ("i0", 0, ""), ("i3", 1, "A."), ("i1", 1, "A."), ("i2", 2, "A. B."), ("i4", 0, ""),
+    ]  # fmt: skip
+
+
+def test_a_long_line_of_descent_is_shown_whole() -> None:
+    rows = [row(f"i{n}", f"i{n - 1}" if n else None, "A.", n) for n in range(1500)]
+    assert [depth for _, depth, _ in family(rows)] == list(range(1500))
+
+
+def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
+    def seen(step: int, **members: tuple[float | None, int]) -> dict[str, Any]:
+        return {"kind": "population", "step": step, "members": [
+            {"id": name, "weight": weight, "observed_rollouts": observed}
+            for name, (weight, observed) in members.items()
+        ]}  # fmt: skip
+
+    assert weights([
+        seen(1, unseen=(0.0, 0), failing=(0.0, 15), child=(0.4, 0), mean=(None, 0)),
+        seen(2, unseen=(0.5, 10), failing=(0.0, 15), child=(0.5, 5), mean=(0.1, 5)),
+        {"kind": "saved"},
+    ]) == {
+        "unseen": [(2, 0.5)],
+        "failing": [(1, 0.0), (2, 0.0)],
+        "child": [(1, 0.4), (2, 0.5)],  # its starting weight
+        "mean": [(2, 0.1)],  # a mean over no rollouts
+    }  # fmt: skip
+
+
+def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
+    """A finished run's page from its result on, with the text of its tables."""
+    run = Record.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
+    run.event("best_instruction", 3, id="i1")
+    for when, em in (("before", 0.25), ("plain", 0.5), ("after", 0.75)):
+        run.event("evaluated", 3, split="test", when=when, prompt="best", instruction_id="i1", em=em,
+                  n=4, trained=2, by_stratum={})  # fmt: skip
+    run.write_summary({"name": "it", "arms": {kind: {}}})
+    return words(folder)
+
+
+def words(folder: Path) -> str:
+    return check(write_report(folder)).words.partition(" Result Held-out exact match ")[2]
+
+
+def test_quadrants_come_first(tmp_path: Path) -> None:
+    page(tmp_path / "run")
+    found = quadrants(of=hash_of_best(tmp_path / "run"))
+    found.write(tmp_path / "run")
+    text = words(tmp_path / "run").partition("4 test questions; 2 sampled")[0]
+    assert text.startswith(
+        "initial instruction best instruction gain greedy initial weights 25.0_% "
+    )
+    assert "trained weights 50.0_% 15–85 100.0_% 51–100 +50.0 −42 to +100 gain +25.0" in text
+    assert "KL to initial nats per token 0.5 0–1.6 0.5" in text
+    # Those of another policy are not shown.
+    quadrants(of="another").write(tmp_path / "run")
+    assert "greedy" not in words(tmp_path / "run")

@@ -42,7 +42,7 @@ from cotune.engines.trl.trl_joint import TRLJoint, close_reports, report_scores,
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
-from cotune.export.complete import write_templates
+from cotune.export.export import write_templates
 from cotune.llm.client import NoLLM
 from cotune.policy.adapters import save_weights, trained_dtype
 from cotune.policy.codec import HFCodec, PlainCodec

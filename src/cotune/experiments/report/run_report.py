@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ from cotune.run.notices import TRUNCATED_SHARE, truncation_notice
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
 from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
-from cotune.utils.text import command_on
+from cotune.utils.text import command_on, one_line
+
+_log = logging.getLogger("cotune")
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,22 @@ def write_report(folder: Path) -> Path:
         "notices": _notices(run),
     }
     return write_page(folder, "run.html.j2", content)
+
+
+class ReportListener:
+    """Writes the report anew at each checkpoint, so that the page in a browser follows the training."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
+        if kind == "saved":
+            try:
+                write_report(self._folder)
+            except Exception as error:  # noqa: BLE001  no page is worth a training, whose end writes it again
+                _log.warning("report.html is not up to date: %s", one_line(str(error))[:200])
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
