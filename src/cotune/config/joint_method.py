@@ -15,6 +15,7 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM
+from cotune.utils.text import shorten
 
 ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
 """The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
@@ -25,19 +26,15 @@ propose (`BankOptions` or its path), or any object with `complete(prompt)`."""
 class JointMethod:
     """Base class of the methods: what they share beside their own options.
 
-    Attributes:
-        llm: the LLM that writes proposals. None is the offline rules of the world ladder, and an error
-            elsewhere if the method asks an LLM.
-        instruction: the initial instruction; None takes the data's or the environment's.
-
-    Raises:
-        ConfigError: an option is invalid, or `llm` is none of these.
+    Raises ConfigError: an option is invalid, or `llm` is none of a `ProposingLLM`.
     """
 
     options_class: ClassVar[type[Any]]
 
     llm: ProposingLLM = None
+    """Writes proposals. None is the offline rules of the world ladder; elsewhere an error if the method asks an LLM."""
     instruction: str | None = None
+    """The initial instruction; None takes the data's or the environment's."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -82,9 +79,8 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
         return llm
     if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
         return llm
-    kind = f"the class {llm.__name__}" if isinstance(llm, type) else f"of type {type(llm).__name__}"
     raise ConfigError(
-        f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
+        f"{name}: llm is {shorten(llm)}; expected a model's name, cotune.OpenAIOptions(model=…), "
         "cotune.BankOptions(path=…) or an object with complete(prompt)"
     )
 

@@ -37,13 +37,8 @@ from cotune.utils.validation import Model
 from cotune.worlds.rules_llm import RulesLLM
 
 Rung = Literal[
-    "no carry",
-    "round sum",
-    "3 carries",
-    "3 borrows in order",
-    "3 borrows",
-    "3 borrows below 100",
-]
+    "no carry", "round sum", "3 carries", "3 borrows in order", "3 borrows", "3 borrows below 100",
+]  # fmt: skip
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 """The strata.
 
@@ -79,12 +74,7 @@ WRITTEN = (Way.TOGETHER, Way.ONE_BY_ONE, Way.IN_ORDER)
 
 @dataclass(frozen=True)
 class Problem:
-    """A first number, and the small ones that follow.
-
-    Attributes:
-        numbers: in the order of the text; below 0 if taken away.
-        text: the question.
-    """
+    """A question's text, its first number, and the small ones that follow in order, below 0 if taken away."""
 
     rung: str
     first: int
@@ -109,9 +99,9 @@ class Problem:
         added = tuple(n for n in self.numbers if n > 0)
         if way is Way.TOGETHER:
             return (added,)
-        if way is Way.ONE_BY_ONE:
-            negative = tuple(n for n in self.numbers if n < 0)
-            return (*((n,) for n in added), *((negative,) if negative else ()))
+        negative = tuple(n for n in self.numbers if n < 0)
+        if way is Way.ONE_BY_ONE and negative:
+            return (*((n,) for n in added), negative)
         return tuple((n,) for n in self.numbers)
 
 
@@ -284,11 +274,8 @@ def different(
 
     Args:
         draw: draws a task; None if it is of another split.
-        tries: draws of one task before there are no more.
+        tries: draws of one task; if none gives a new question, there are no more: a ConfigError.
         split, kind, advice: the field, the kind of task and further advice, for the error.
-
-    Raises:
-        ConfigError: none of the tries gave a new question.
     """
     questions = set[str]()
     while True:
@@ -320,10 +307,9 @@ class LadderOptions(Model):
 
 
 class LadderEnvironment(MathEnvironment):
-    """Return problems in disjoint splits, interleaved so that every prefix has about the same mix.
+    """Problems in disjoint splits, interleaved so that every prefix has about the same mix.
 
-    Raises:
-        ConfigError: a split asks for more distinct problems than there are.
+    Raises ConfigError: a split asks for more distinct problems than there are.
     """
 
     def __init__(self, options: LadderOptions | None = None) -> None:

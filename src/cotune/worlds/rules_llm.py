@@ -170,7 +170,7 @@ _FAILURE = re.compile(
 
 
 def is_gepa_prompt(prompt: str) -> bool:
-    """Return whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`)."""
+    """Return whether a prompt is `gepa.strategies.instruction_proposal`'s."""
     return prompt.startswith(_MARK)
 
 
@@ -192,12 +192,7 @@ def read_examples(prompt: str) -> list[Example]:
 
 
 class RulesLLM:
-    """Write instructions and hints by rule; deterministic for a seed and a prompt.
-
-    Args:
-        seed: seed of the draws.
-        rules: the rules of a world; the default are those of `ladder`.
-    """
+    """Write instructions and hints by a world's rules; deterministic for a seed and a prompt."""
 
     def __init__(self, seed: int = 0, rules: Rules = RULES) -> None:
         self.seed = seed

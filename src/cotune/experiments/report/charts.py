@@ -23,18 +23,15 @@ _DOTTED_BELOW = 8
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
-
-    Attributes:
-        points: (x, y), x ascending.
-        style: CSS class of its colour ("s0" … "s7", "muted").
-        raw: points drawn faintly behind, such as the values that `points` averages.
-    """
+    """One line."""
 
     name: str
     points: Sequence[Point]
+    """(x, y), x ascending."""
     style: str
+    """CSS class of its colour: "s0" … "s7", "muted"."""
     raw: Sequence[Point] = ()
+    """Drawn faintly behind, such as the values that `points` averages."""
     strong: bool = False
 
     @property
@@ -44,15 +41,13 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A drawing of lines over axes; its methods place points in it.
+    """A drawing of lines over axes, those that lie behind first; its methods place points in it.
 
     Attributes:
-        series: those that lie behind first.
         share: y is written as per cent.
         x_ticks, y_ticks: values; the y axis ends at its ticks.
         guides: (x, label) of dotted vertical lines.
         legend: (CSS class, name) of each series that its colour identifies.
-        note: how to read it.
     """
 
     title: str
@@ -124,7 +119,7 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 def average(name: str, points: Sequence[Point], style: str) -> tuple[Series, int]:
-    """Return a line, if it is long as its moving average; and the number of values averaged, 0 for none."""
+    """Return a line, a long one as its moving average; and the number of values averaged, 0 for none."""
     if len(points) < _SMOOTHED_FROM:
         return Series(name, points, style), 0
     window = max(5, round(len(points) / 20))
