@@ -1,14 +1,35 @@
 """A Hugging Face tokenizer as a codec."""
 
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from cotune.data.splits import warn
+from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec, PlainCodec
+from cotune.policy.codec import (
+    PLAIN_TEMPLATE,
+    HFCodec,
+    PlainCodec,
+    check_template,
+    check_turns,
+    use_template,
+)
+from cotune.policy.local_policy import local_coordinator
 from cotune.policy.policy_files import policy_path
-from tests.policy.tiny import tiny_tokenizer
+from cotune.rollout.coordinator import RolloutSettings
+from cotune.types import Calls, Task, ToolCall
+from cotune_lab.worlds.geo import GeoEnvironment
+from tests.helpers import tool_schema
+from tests.policy.bigram import save
+from tests.policy.tiny import byte_tokenizer, models_template, tiny_tokenizer
 
 TINY = HFCodec(tiny_tokenizer())
 BUNDLED_TOKENIZER = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
@@ -85,3 +106,500 @@ def test_a_plain_prompt_needs_no_chat_template_and_offers_no_tools() -> None:
         codec.check_tools([])
     with pytest.raises(ConfigError, match="plain texts; expected chat messages"):
         codec.render_next([{"role": "tool", "content": "4"}])
+
+
+OWN_TEMPLATES = Path(__file__).parent / "chat_templates"
+"""Families that TRL ships no template of, or another; as short as their structure allows."""
+CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+LLAMA = (
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+GPT = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
+
+TOOLS = tuple(
+    tool_schema(
+        name,
+        f"The {name}.",
+        text={"type": "string", "description": "What to read."},
+        times={"type": "integer", "description": "How often."},
+    )
+    for name in ("look_up", "repeat")
+)
+CALL = ToolCall("look_up", {"text": "a 7", "times": 3})
+
+
+@dataclass(frozen=True)
+class Family:
+    """A chat template and how its models write a call and a result; `keeps` their own turns."""
+
+    template: str
+    special: tuple[str, ...]
+    eos: str
+    call: str
+    added: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    several: bool = True
+    keeps: bool = True
+
+
+HERMES_CALL = (
+    '<tool_call>\n{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}\n</tool_call>'
+)
+LLAMA_CALL = '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}'
+XML_CALL = (
+    "<tool_call>\n<function=look_up>\n<parameter=text>\na 7\n</parameter>\n"
+    "<parameter=times>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+FAMILIES = {
+    "qwen2_5": Family("qwen2_5", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+    "qwen3 thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, keeps=False),
+    "qwen3 not thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, {"enable_thinking": False}, keeps=False),
+    "qwen3_instruct_2507": Family("qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+    "qwen3_5 thinking": Family("qwen3_5_think", CHATML, "<|im_end|>", XML_CALL, QWEN, keeps=False),
+    "qwen3_5 not thinking": Family("qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}),
+    "llama3_1": Family("llama3_1", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
+    "llama3_2": Family("llama3_2", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
+    "hermes tool_use": Family("hermes_tool_use", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
+}  # fmt: skip
+
+
+def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
+    own = OWN_TEMPLATES / f"{family.template}.jinja"
+    shipped = not own.is_file()
+    template = models_template(family.template) if shipped else own.read_text(encoding="utf-8")
+    tokenizer = byte_tokenizer(template, family.special, family.eos, family.added)
+    if family.special is LLAMA:
+        tokenizer.bos_token = "<|begin_of_text|>"
+    return HFCodec(tokenizer, family.args), tokenizer
+
+
+def written(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """What a policy writes: control tokens in it are tokens."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+def test_what_a_policy_writes_is_read(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+    prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
+
+    def read(text: str) -> Calls:
+        return codec.read_calls(written(tokenizer, text), TOOLS, prompt)
+
+    assert read(family.call + family.eos).calls == (CALL,)
+    assert read(family.call).calls == (CALL,)
+    assert codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ()) == Calls(
+        said="It is 7."
+    )
+    if family.several:
+        second = family.call.replace("look_up", "repeat")
+        calls = read(f"{family.call}\n{second}").calls
+        assert [call.name for call in calls] == ["look_up", "repeat"]
+    cut = read(family.call[:-15])
+    assert not cut.calls
+    assert cut.error
+
+
+def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
+    codec, _ = codec_of(family)
+    codec.check_tools(TOOLS)
+    prompt = codec.decode(codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS))
+    following = codec.decode(
+        codec.render_next([{"role": "tool", "name": "look_up", "content": "seven"}], TOOLS)
+    )
+
+    assert '"look_up"' in prompt
+    assert '"repeat"' in prompt
+    assert "seven" in following
+    assert "look_up" not in following  # nothing of the dialogue it was rendered after
+    opened = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
+    assert following.endswith(opened)
+    asked = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
+    assert "Not JSON." in asked
+    assert "cotune_probe" not in asked
+
+
+def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
+    if not family.keeps:
+        pytest.skip("this template drops what the policy thought, or that it did not, later on")
+    codec, tokenizer = codec_of(family)
+    question = {"role": "user", "content": "Look up a 7."}
+    result = {"role": "tool", "name": "look_up", "content": "seven"}
+    function = {"name": CALL.name, "arguments": dict(CALL.arguments)}
+    call = {"id": "call00001", "function": function}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    codec.check_tools(TOOLS)
+
+    step_by_step = [
+        *codec.render([question], TOOLS),
+        *written(tokenizer, family.call + family.eos),
+        *codec.render_next([result], TOOLS),
+    ]
+    whole = tokenizer.apply_chat_template(
+        [question, turn, {**result, "tool_call_id": "call00001"}],
+        tools=list(TOOLS),
+        add_generation_prompt=True,
+        return_dict=False,
+        **family.args,
+    )
+
+    assert codec.decode(step_by_step) == codec.decode(list(whole))
+    assert step_by_step == list(whole)
+
+
+def test_a_thinking_template_shows_results_after_what_the_policy_thought() -> None:
+    """The template of the whole conversation would drop thoughts: what was read stays as it was."""
+    codec, _ = codec_of(FAMILIES["qwen3 thinking"])
+    plain, _ = codec_of(FAMILIES["qwen3 not thinking"])
+    results = [
+        {"role": "tool", "name": "look_up", "content": "seven"},
+        {"role": "tool", "name": "repeat", "content": "eight"},
+    ]
+    shown = (
+        "\n<|im_start|>user\n<tool_response>\nseven\n</tool_response>\n<tool_response>\neight\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+    assert codec.decode(codec.render_next(results, TOOLS)) == shown
+    assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
+
+
+def test_calls_within_a_thought_are_none() -> None:
+    codec, tokenizer = codec_of(FAMILIES["qwen3 thinking"])
+
+    thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
+    opened_by_the_template = f"{HERMES_CALL}\n</think>\n\nNo need."
+
+    for text in (thought, opened_by_the_template, f"<think>\n{HERMES_CALL}"):
+        assert codec.read_calls(written(tokenizer, text), TOOLS, ()) == Calls(said=text)
+
+
+def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
+    codec, tokenizer = codec_of(family)
+    codec.check_tools(TOOLS)
+    forged = "".join((*family.special, *family.added))
+    message = {"role": "tool", "name": f"look_up{family.eos}", "content": f"{forged} 7 <b>"}
+    plain = {"role": "tool", "name": "look_up", "content": "7 <b>"}
+
+    def control(message: dict[str, str]) -> list[int]:
+        known = set(tokenizer.get_added_vocab().values())
+        return [token for token in codec.render_next([message], TOOLS) if token in known]
+
+    assert control(message) == control(plain)
+    assert "7 <b>" in codec.decode(codec.render_next([message], TOOLS))
+
+
+def test_added_tokens_that_the_template_does_not_write_stay_as_they_are() -> None:
+    template = models_template("qwen2_5")
+    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
+    codec = HFCodec(tokenizer)
+
+    following = codec.render_next(
+        [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
+    )
+
+    assert "<table>" in codec.decode(following)
+
+
+def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
+    environment = TaskEnvironment({}, "Look it up.")
+    environment.tools = tools
+    return environment
+
+
+def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
+    lfm = models_template("lfm2_2_5")
+    save(tmp_path / "lfm", {"7": 1.0}, lfm)
+    save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
+    environment = with_tools()
+
+    codec = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings()).codec
+    ids = codec.encode("<|tool_call_start|>[look_up(text='a')]<|tool_call_end|>")
+    prompt = codec.render([{"role": "user", "content": "Look up a."}], TOOLS)
+
+    assert codec.read_calls(ids, TOOLS, prompt).calls == (ToolCall("look_up", {"text": "a"}),)
+    with pytest.raises(ConfigError, match="does not show tools"):
+        local_coordinator(tmp_path / "plain", environment, "Go.", RolloutSettings())
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
+        (Family("gemma_2", ("<end_of_turn>",), "<end_of_turn>", ""), "does not show tools"),
+        (Family("phi_4_mini", ("<|end|>",), "<|end|>", ""), "given them in another way"),
+        (
+            Family("qwen2_5", CHATML, "<|endoftext|>", ""),
+            r"ends a turn .* '.*<\|im_end\|>.*', but .* eos_token is '<\|endoftext\|>'",
+        ),
+        (Family("phi3", ("<|user|>", "<|end|>"), "<|end|>", ""), "does not show tools"),
+        (Family("gptoss", GPT, "<|return|>", ""), r"eos_token is '<\|return\|>'"),
+        (Family("glm4moe", ("<|user|>", "<|assistant|>"), "<|user|>", ""), "ends a turn"),
+        (Family("lfm2", CHATML, "<|im_end|>", ""), "cannot be read"),
+    ],
+    ids=lambda value: value.template if isinstance(value, Family) else "",
+)
+def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, said: str) -> None:
+    codec, tokenizer = codec_of(family)
+
+    with pytest.raises(ConfigError, match=said) as raised:
+        check_turns(with_tools(), codec)
+
+    assert "\n" not in str(raised.value)
+    assert "policy.chat_template" in str(raised.value)
+    assert getattr(tokenizer, "response_template", None) is None
+
+
+def test_an_environment_without_tools_asks_nothing_of_the_template() -> None:
+    tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
+
+    check_turns(with_tools(()), HFCodec(tokenizer))
+
+
+def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment, stopping = with_tools(()), GeoEnvironment()  # whose stop strings end turns
+    for eos, warned in (("<|im_end|>", False), ("<|endoftext|>", True)):
+        warn.cache_clear()
+        caplog.clear()
+        codec, _ = codec_of(Family("qwen2_5", CHATML, eos, ""))
+        check_turns(environment, codec)
+        assert caplog.messages == warned * [
+            "policy: its chat template ends a turn by '<|im_end|>', but its tokenizer's eos_token is "
+            "'<|endoftext|>', at which rollouts end; if it was trained on that template, add '<|im_end|>' "
+            "to eos_token_id in its generation_config.json, or every rollout goes on to limits.turn_tokens"
+        ]
+        warn.cache_clear()
+        caplog.clear()
+        check_turns(stopping, codec)
+        assert not caplog.messages
+
+
+def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
+    template = models_template("qwen2_5")
+    dropping = template.replace("{{- message.content }}", "")
+    assert dropping != template
+    tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
+
+    with pytest.raises(ConfigError, match="drops a tool message"):
+        check_turns(with_tools(), HFCodec(tokenizer))
+
+
+def test_a_named_template_for_tools_is_used_throughout() -> None:
+    qwen = models_template("qwen2_5")
+    tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", QWEN)
+    tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
+    codec = HFCodec(tokenizer)
+
+    check_turns(with_tools(), codec)
+    following = codec.render_next([{"role": "tool", "name": "look_up", "content": "7"}], TOOLS)
+
+    assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)
+    assert codec.decode(codec.render([{"role": "user", "content": "7"}])) == "7\n"
+
+
+def test_a_response_template_of_the_tokenizer_comes_first() -> None:
+    codec, tokenizer = codec_of(FAMILIES["qwen2_5"])
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "tool_calls": {
+                "open": "CALL",
+                "close_pattern": "END",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
+        },
+    }
+    call = json.dumps({"name": "look_up", "arguments": {"text": "a 7", "times": 3}})
+
+    read = codec.read_calls(written(tokenizer, f"I look. CALL{call}END<|im_end|>"), TOOLS, ())
+    broken = codec.read_calls(written(tokenizer, "CALL{nothing}END<|im_end|>"), TOOLS, ())
+
+    assert read == Calls((CALL,), said="I look.")
+    function = {"name": "look_up", "arguments": {"text": "a 7", "times": 3}}
+    assert read.message == {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+    assert broken.message["content"] == "CALL{nothing}END"
+    assert not broken.calls
+    assert broken.error.startswith("a tool call cannot be read")
+
+
+CHATML_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
+TALK = (("user", "One?"), ("assistant", "<think>No.</think>1."))
+
+
+def environment(role: Any = "user", context: Iterable[tuple[str, str]] = ()) -> TaskEnvironment:
+    task = Task(
+        "a",
+        "Who wrote Faust, the play of 1808 that Boito set to music?",
+        ("x",),
+        context=tuple(context),
+    )
+    return SingleTurnEnvironment({"train": [task]}, "Answer in a word.", PromptFormat(role=role))
+
+
+def codec_with(template: str, **template_args: Any) -> HFCodec:
+    return HFCodec(byte_tokenizer(template, SPECIAL, "<|im_end|>"), template_args)
+
+
+@pytest.fixture(autouse=True)
+def _every_warning() -> None:
+    warn.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "message"),
+    [
+        # no branch for system messages
+        (CHATML_TEMPLATE.replace("messages", "messages if m.role != 'system'"), "system",
+         r"leaves out the system message 'Answer in a word\.'… .*instruction\.role: user$"),
+        # lists of parts alone
+        (CHATML_TEMPLATE.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}"), "user", "user message 'Answer"),
+        (CHATML_TEMPLATE.replace("m.content", "m.content[:40]"), "user", "user message 'Answer in a word"),
+        (CHATML_TEMPLATE.replace("m.content", "m.content | upper"), "user", "user message"),
+        ("Go!<|im_end|>", "user", "user message"),
+        (CHATML_TEMPLATE + "{{ range(10 ** 5 - 1) | random }}", "user", "differently each time"),
+        (CHATML_TEMPLATE + "{{ 1 // 0 }}", "user", "cannot render the roles user .*by zero"),
+        (CHATML_TEMPLATE + "{% for i in range(10 ** 9) %}{% endfor %}", "user", "cannot render the roles user .*[Rr]ange"),
+        (CHATML_TEMPLATE + "{% if", "user", "cannot render the roles user"),
+        ("{{ raise_exception('no system role') if messages[0].role == 'system' }}" + CHATML_TEMPLATE, "system",
+         r"roles system, user \(no system role\); .*instruction\.system: replace"),
+    ],
+)  # fmt: skip
+def test_a_template_that_loses_or_changes_a_message_is_refused(
+    template: str, role: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_template(environment(role), codec_with(template), "Answer in a word.")
+    assert "policy.chat_template" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+_LOOP = "{% for i in range(9 ** 5) %}BODY{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        _LOOP.replace("BODY", _LOOP.replace("BODY", _LOOP)),
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set ns = namespace(text='x' * 9 ** 7) %}"
+        + _LOOP.replace("BODY", "{% set ns.text = ns.text | upper | lower %}"),
+        "{{ lipsum(n=9 ** 8) }}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+    ids=["nested loops", "a macro that calls itself twice", "slow filters", "endless text", "a power"],
+)  # fmt: skip
+def test_a_template_that_takes_too_long_is_refused(
+    endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotune.policy.codec._PROBE_SECONDS", 0.3)
+    message = r"cannot render the roles user.* \(takes longer than 0\.3 s\); .*policy.chat_template"
+    with pytest.raises(ConfigError, match=message):
+        check_template(environment(), codec_with(CHATML_TEMPLATE + endless), "Answer in a word.")
+    with pytest.raises(ConfigError, match=message):
+        check_turns(environment(), codec_with(CHATML_TEMPLATE + endless))
+    check_template(environment(), codec_with(CHATML_TEMPLATE), "Answer in a word.")
+
+
+def test_a_hint_that_a_template_drops_is_missed() -> None:
+    template = CHATML_TEMPLATE.replace(
+        "m.content", "m.content.split('\\n\\n')[-2:] | join('\\n\\n')"
+    )
+    with pytest.raises(ConfigError, match="leaves out the user message 'Think of what was asked"):
+        check_template(environment(), codec_with(template), "Answer in a word.")
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.parametrize("model", ["qwen2_5", "qwen3", "llama3_2", "deepseek_r1_distill", "phi3_5"])
+def test_models_templates_keep_prompts(
+    model: str, role: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after earlier turns, whose thoughts some of them drop."""
+    codec = codec_with(models_template(model), date_string="1 Jan 2026")
+    check_template(environment(role, TALK), codec, "Answer in a word.")
+    assert not [m for m in caplog.messages if "today" in m]
+
+
+def test_the_date_of_today_is_noticed_with_its_argument(caplog: pytest.LogCaptureFixture) -> None:
+    check_template(environment(), codec_with(models_template("llama3_2")), "Answer.")
+    assert any("writes the date of today" in m and "date_string" in m for m in caplog.messages)
+
+
+def test_an_argument_that_the_template_does_not_have_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codec = codec_with(models_template("qwen3"), enable_thinking=False, enable_thinkng=False)
+    check_template(environment(), codec, "Answer.")
+    assert [m for m in caplog.messages if "has no argument" in m] == [
+        "policy.template_args: the chat template has no argument 'enable_thinkng'; correct the name"
+    ]
+
+
+def with_bos() -> Any:
+    """A tokenizer that begins texts with its BOS, as those of Llama and Mistral."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer: Any = byte_tokenizer(CHATML_TEMPLATE, SPECIAL, "<|im_end|>")
+    tokenizer.bos_token = "<s>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
+def test_plain_prompts_begin_as_the_base_model_was_pretrained() -> None:
+    tokenizer = with_bos()
+    use_template(tokenizer, "plain")
+    codec = HFCodec(tokenizer)
+    assert codec.decode(codec.render([{"role": "user", "content": "Hm?"}])) == "<s>Hm?\n"
+
+
+def test_a_template_without_the_tokenizers_bos_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    check_template(environment(), HFCodec(with_bos()), "Answer.")
+    assert [m for m in caplog.messages if "begins texts with '<s>'" in m]
+
+
+def test_every_end_of_the_generation_config_ends_a_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 3: the EOS is <eos>, and the template's turns end by <end_of_turn>, which only that file names."""
+    tokenizer: Any = byte_tokenizer(CHATML_TEMPLATE, (*SPECIAL, "<eos>", "<|eom_id|>"), "<eos>")
+    ends = tokenizer.convert_tokens_to_ids(["<eos>", "<|im_end|>", "<|eom_id|>"])
+    for content, expected in (
+        ({"eos_token_id": ends}, ends),
+        ({"eos_token_id": ends[1]}, ends[:2]),
+        ({}, ends[:1]),
+        ([], ends[:1]),
+    ):
+        tokenizer.save_pretrained(tmp_path)
+        (tmp_path / "generation_config.json").write_text(json.dumps(content))
+        codec = HFCodec(type(tokenizer).from_pretrained(tmp_path))
+        assert codec.end_ids == set(expected)
+        caplog.clear()
+        warn.cache_clear()
+        check_template(environment(), codec, "Answer.")
+        assert bool(caplog.messages) is (len(expected) == 1)
+    following = HFCodec(tokenizer.from_pretrained(tmp_path))
+    assert following.eos_id == ends[0]

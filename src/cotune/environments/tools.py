@@ -31,6 +31,7 @@ from cotune.utils.validation import Model
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 _LOOP = BackgroundLoop()
 """Starts calls and waits for them; what is async in the user's functions runs on another loop."""
+CONCURRENCY = 32  # calls that run at the same time, per process
 
 
 @dataclass(eq=False)
@@ -145,8 +146,9 @@ async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
+# ---- tools
+
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
-CONCURRENCY = 32  # calls that run at the same time, per process
 OUT_OF_TURNS = "calls a tool in its last turn"
 TIMED_OUT = "took too long"
 NO_SUCH_TOOL = "no such tool"

@@ -41,39 +41,6 @@ from cotune.utils.text import named
 from cotune.utils.validation import Model
 from cotune.utils.values import finite
 
-
-@contextmanager
-def keep_generators() -> Generator[None]:
-    """Restore the states of `random`, numpy and torch, whose draws are the training's."""
-    numpy = sys.modules.get("numpy")
-    torch = sys.modules.get("torch")
-    python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    torch_state = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-        if torch is not None:
-            torch.set_rng_state(torch_state)
-
-
-def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
-    """Return a function that sets the seeds of all generators before each call."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.random.default_generator.manual_seed(seed)
-        return function(*args, **kwargs)
-
-    return call
-
-
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _FIELD = "environment.factory"
 _RESETS = 10  # tasks of a split whose text of reset() decides how a prompt is laid out
@@ -384,6 +351,38 @@ def _reset_text(value: Any) -> str:
 def _describe(job: Job) -> str:
     """Return how a call failed."""
     return str(job.error) if job.timed_out else f"raised {named(cast(BaseException, job.error))}"
+
+
+@contextmanager
+def keep_generators() -> Generator[None]:
+    """Restore the states of `random`, numpy and torch, whose draws are the training's."""
+    numpy = sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
+
+
+def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a function that sets the seeds of all generators before each call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % 2**32)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.random.default_generator.manual_seed(seed)
+        return function(*args, **kwargs)
+
+    return call
 
 
 KIND = EnvironmentKind(

@@ -18,6 +18,8 @@ from cotune.errors import ConfigError
 from cotune.methods.method import Context
 from cotune.types import Task
 
+# ---- answers and solutions, found by comparing words
+
 _MIN_LETTERS = 4
 _MIN_DIGITS = 3
 _RUN = 5
@@ -120,6 +122,8 @@ def _by_chance(words: Sequence[str]) -> bool:
     letters = len(text) * (2 if is_dense(words) else 1)
     return letters < _MIN_LETTERS or all(word in _COMMON or len(word) < 3 for word in words)
 
+
+# ---- the rules
 
 _THINK_TAG = re.compile(r"</?think>")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")

@@ -419,6 +419,8 @@ def _other_ends(path: str) -> list[int]:
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
+# ---- checks before anything is trained or written
+
 _PROBED = 3  # tasks of each split
 # Real templates take a thousandth. There is no limit while a run trains, since the time of its other threads counts.
 _PROBE_SECONDS = 5.0

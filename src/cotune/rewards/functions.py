@@ -224,7 +224,7 @@ class RewardFunctions:
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
-        """Return the weight of each value in a rollout's `parts`, by name; a TRL environment's own reward comes last."""
+        """Return the weight of each value in a rollout's `parts` by name; a TRL environment's own reward comes last."""
         weights = {reward.name: reward.weight for reward in self._functions}
         if own_name := getattr(environment, "own_reward", ""):
             weights[self._free_name(own_name)] = 1.0
@@ -244,7 +244,7 @@ class RewardFunctions:
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
-        """Raise ConfigError if a split's tasks lack what the functions need, and the environment does not give `also`."""
+        """ConfigError if a split's tasks lack what the functions need, and the environment does not give `also`."""
         columns = list(dict.fromkeys([name for task in tasks for name in task.columns] + [*also]))
         without = next((task.id for task in tasks if not task.answers), None)
         for reward in self._functions:
