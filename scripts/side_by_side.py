@@ -3,13 +3,15 @@
     python scripts/side_by_side.py --shape tiny
     python scripts/side_by_side.py --shape 0.5B --questions 16 --turn-tokens 256
 
-The policy has random weights in the given shape. Its turns end by chance, so their lengths have a coefficient of
-variation of one; every turn but the last counts as a call of a tool that takes between 20 and 500 ms. Each way runs in
-a process of its own; its first step, which compiles and warms up, is not counted. TRL's AsyncGRPOTrainer is not among
-them: it sends weights over NCCL to a server on another GPU.
+The policy has random weights in the given shape. Turns have log-normal lengths, which vLLM is made to keep; every turn
+but the last counts as a call of a tool that takes between 20 and 500 ms. Each way runs in a process of its own, and its
+first step, which compiles and warms up, is not counted. TRL's AsyncGRPOTrainer is not among them: it sends weights over
+NCCL to a server on another GPU.
 """
 
 import argparse
+import asyncio
+import copy
 import json
 import random
 import subprocess
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from vllm_on_cpu import unpack_weights
 
 POLICY = Path(__file__).parents[1] / "examples/three_tools/policy"
@@ -31,12 +34,15 @@ SHAPES: dict[str, dict[str, int]] = {
 """SmolLM2's and Qwen2.5's, but for the vocabulary, which is the example's of 967 tokens."""
 WAYS = ("TRL", "cotune, waiting", "cotune")
 CALL = {"name": "look_up", "arguments": {"word": "knoll"}}
+LONGEST = 12
+"""The longest turn, in means."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=[*SHAPES], default="tiny")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="for each variation")
+    parser.add_argument("--variation", type=float, nargs="+", default=[0.4, 0.8, 1.2])
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--turns", type=int, default=4)
@@ -47,47 +53,55 @@ def main() -> None:
     if chosen.way:
         print(json.dumps(measure(chosen)))
         return
-    print(
-        "| way | rollouts a second | generated tokens a second | step, s | rollouts | in vLLM | rows of vLLM | GiB |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")  # fmt: skip
+    titles = (
+        "way", "variation", "rollouts a second", "tokens a second", "step, s", "rollouts", "vLLM's steps", "rows in one", "GiB",
+    )  # fmt: skip
+    print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
     for way in WAYS:
         command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        row = json.loads(done.stdout.splitlines()[-1])
-        print(
-            f"| {way} | {row['rollouts'] / row['step_s']:.2f} | {row['tokens'] / row['step_s']:.0f} | {row['step_s']:.1f} | "
-            f"{row['rollout_s'] / row['step_s']:.0%} | {row['engine_s'] / row['step_s']:.0%} | {row['rows']:.1f} | {row['gib']:.1f} |",
-            flush=True,
-        )  # fmt: skip
+        for row in json.loads(done.stdout.splitlines()[-1]):
+            cells = (
+                way,
+                str(row["variation"]),
+                f"{row['rollouts'] / row['time']:.2f}",
+                f"{row['tokens'] / row['time']:.0f}",
+                f"{row['time']:.1f}",
+                f"{row['rollout_s'] / row['time']:.0%}",
+                f"{row['engine_s'] / row['time']:.0%}",
+                f"{row['tokens'] / row['engine_steps']:.1f}",
+                f"{row['gib']:.1f}",
+            )
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def look_up(word: str) -> str:
+async def look_up(word: str) -> str:
     """Says what a word means.
 
     Args:
         word: in lower case.
     """
-    time.sleep(random.uniform(0.02, 0.5))
+    await asyncio.sleep(random.uniform(0.02, 0.5))
     return "a small hill"
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, float]:
-    """Train some steps in one way; return the means of a step, the first left out."""
+def measure(chosen: argparse.Namespace) -> list[dict[str, float]]:
+    """Train some steps of each variation in one way; return the means of a step, by variation."""
     import torch
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig
 
+    rows = chosen.questions * chosen.group
+    gpu = torch.cuda.is_available()
+    completion = chosen.turns * LONGEST * chosen.turn_tokens
     with tempfile.TemporaryDirectory() as folder:
-        policy = random_policy(Path(folder) / "policy", chosen)
-        rows = chosen.questions * chosen.group
-        gpu = torch.cuda.is_available()
+        policy = random_policy(Path(folder) / "policy", chosen.shape)
         args = GRPOConfig(
             output_dir=f"{folder}/run",
-            max_steps=chosen.steps,
+            max_steps=1 + chosen.steps * len(chosen.variation),
             per_device_train_batch_size=rows,
             num_generations=chosen.group,
-            max_completion_length=chosen.turns * (8 * chosen.turn_tokens),
+            max_completion_length=completion,
             max_tool_calling_iterations=chosen.turns - 1,
             learning_rate=1e-6,
             logging_steps=1,
@@ -100,47 +114,40 @@ def measure(chosen: argparse.Namespace) -> dict[str, float]:
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=chosen.vllm_memory,
-            vllm_max_model_length=1024 + chosen.turns * (8 * chosen.turn_tokens),
+            vllm_max_model_length=1024 + completion,
         )
         trainer = build_trainer(chosen.way, policy, AutoTokenizer.from_pretrained(policy), args)
-        clock = watch(trainer)
+        lengths = Lengths(chosen.variation[0], chosen.turn_tokens)
+        clock = watch(trainer, lengths)
         marks: list[dict[str, float]] = []
 
         class Mark(TrainerCallback):
             def on_step_end(self, *_: Any, **__: Any) -> None:
+                index = len(marks) // chosen.steps
+                lengths.variation = chosen.variation[min(index, len(chosen.variation) - 1)]
                 marks.append({**clock, "time": time.perf_counter()})
 
         trainer.add_callback(Mark())
         trainer.train()
-    steps = len(marks) - 1
-    spent = {name: (marks[-1][name] - marks[0][name]) / steps for name in marks[0]}
-    return {
-        "rollouts": rows,
-        "tokens": spent["tokens"],
-        "step_s": spent["time"],
-        "rollout_s": spent["rollout_s"],
-        "engine_s": spent["engine_s"],
-        "rows": spent["tokens"] / spent["engine_steps"],
-        "gib": torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0,
-    }
+    gib = torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0
+    measured: list[dict[str, float]] = []
+    for index, variation in enumerate(chosen.variation):
+        begin = marks[index * chosen.steps]
+        end = marks[(index + 1) * chosen.steps]
+        spent = {name: (end[name] - begin[name]) / chosen.steps for name in end}
+        measured.append({"variation": variation, "rollouts": rows, "gib": gib, **spent})
+    return measured
 
 
-def random_policy(folder: Path, chosen: argparse.Namespace) -> Path:
-    """Write a policy with random weights; a token ends a turn with a chance of one in `turn_tokens`."""
+def random_policy(folder: Path, shape: str) -> Path:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(POLICY)
-    config.update({**SHAPES[chosen.shape], "max_position_embeddings": 32768})
+    config.update({**SHAPES[shape], "max_position_embeddings": 32768})
     config.layer_types = ["full_attention"] * config.num_hidden_layers
-    model = AutoModelForCausalLM.from_config(config)
-    ends = round(config.vocab_size / chosen.turn_tokens)
-    others = range(config.vocab_size - ends + 1, config.vocab_size)
-    model.generation_config = GenerationConfig(
-        eos_token_id=[config.eos_token_id, *others], pad_token_id=config.pad_token_id
-    )
-    model.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(POLICY).save_pretrained(folder)
     return folder
 
@@ -155,13 +162,10 @@ def build_trainer(way: str, policy: Path, tokenizer: Any, args: Any) -> Any:
     from cotune.policy.codec import HFCodec
     from cotune.types import Calls, ToolCall
 
-    message = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": CALL}],
-    }
-    grpo_trainer.parse_response = lambda *_, **__: json.loads(json.dumps(message))
-    HFCodec.read_calls = lambda *_: Calls((ToolCall(**CALL),), message=message)
+    function = {"type": "function", "function": CALL}
+    message = {"role": "assistant", "content": "", "tool_calls": [function]}
+    grpo_trainer.parse_response = lambda *_, **__: copy.deepcopy(message)
+    HFCodec.read_calls = lambda *_: Calls((ToolCall(**CALL),), message=copy.deepcopy(message))
     if way == "cotune, waiting":
         drivers.parallel_responses = lambda environment: 0
     unpack_weights()
@@ -176,16 +180,44 @@ def build_trainer(way: str, policy: Path, tokenizer: Any, args: Any) -> Any:
     }
     if way == "TRL":
         return grpo_trainer.GRPOTrainer(**common)
-    method = cotune.Static(instruction="Answer in a word.")
-    return cotune.JointTrainer(**common, method=method)
+    return cotune.JointTrainer(**common, method=cotune.Static(instruction="Answer in a word."))
 
 
-def watch(trainer: Any) -> dict[str, float]:
-    """Count the seconds of rollouts, and vLLM's steps with their seconds and tokens, as they happen."""
+class Lengths:
+    """Draws the lengths of turns, in tokens.
+
+    Attributes:
+        variation: their coefficient of variation.
+    """
+
+    def __init__(self, variation: float, mean: int) -> None:
+        self.variation = variation
+        self._mean = mean
+        self._draws = np.random.default_rng(0)
+
+    def set(self, parameters: Any) -> Any:
+        """Return vLLM's sampling parameters for a turn of a drawn length."""
+        spread = np.log(1 + self.variation**2)
+        drawn = self._draws.lognormal(np.log(self._mean) - spread / 2, np.sqrt(spread))
+        tokens = int(np.clip(drawn, 1, LONGEST * self._mean))
+        parameters = copy.copy(parameters)
+        parameters.max_tokens = tokens
+        parameters.min_tokens = tokens
+        parameters.ignore_eos = True
+        parameters.stop_token_ids = []
+        return parameters
+
+
+def watch(trainer: Any, lengths: Lengths) -> dict[str, float]:
+    """Give turns their lengths; count the seconds of rollouts, and vLLM's steps, seconds and tokens, as they happen."""
     clock = {"rollout_s": 0.0, "engine_s": 0.0, "engine_steps": 0.0, "tokens": 0.0}
     engine = trainer.vllm_generation.llm.llm_engine
     step = engine.step
+    add_request = engine.add_request
     generate = trainer._generate
+
+    def add(name: str, prompt: Any, parameters: Any, *others: Any, **named: Any) -> Any:
+        return add_request(name, prompt, lengths.set(parameters), *others, **named)
 
     def timed_step() -> Any:
         started = time.perf_counter()
@@ -201,6 +233,7 @@ def watch(trainer: Any) -> dict[str, float]:
         clock["rollout_s"] += time.perf_counter() - started
         return generated
 
+    engine.add_request = add
     engine.step = timed_step
     trainer._generate = timed_generate
     return clock

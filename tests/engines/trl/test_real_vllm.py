@@ -18,7 +18,7 @@ import torch
 
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
-from tests.engines.trl.kills import OF_ONE_ATTEMPT, without
+from tests.engines.trl.kills import without
 from tests.run_files import write
 
 pytestmark = [
@@ -187,6 +187,10 @@ def dictionary(word: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.1)
     return "a stone"
+
+
+def length(completions):
+    return [len(str(completion)) % 7 for completion in completions]
 """
 
 
@@ -207,10 +211,11 @@ def test_a_run_killed_while_episodes_are_in_flight_ends_as_an_unbroken_one(
             "policy": {"path": str(TOOLS / "policy")},
             "dataset": {"path": "questions.jsonl"},
             "environment": {"kind": "tools", "tools": ["tools.py:dictionary"]},
-            "rewards": ["f1_squad"],
+            "rewards": ["tools.py:length"],
             "limits": {"turns": 3, "turn_tokens": 64, "observation_tokens": 64, "trajectory_tokens": 256, "prompt_tokens": 512},
+            "logging": {"trajectories_every": 1},
         }  # fmt: skip
-        raw["training"]["save_every"] = 1
+        raw["training"] |= {"save_every": 1, "temperature": 1.2}
         run_file = write(folder / "run.yaml", raw)
         if name == "broken":
             calls = len((tmp_path / "unbroken/calls.txt").read_text().splitlines())
@@ -222,5 +227,7 @@ def test_a_run_killed_while_episodes_are_in_flight_ends_as_an_unbroken_one(
         done = cotune(folder, unpacked, *command)
         assert done.returncode == 0, done.stdout + done.stderr
         runs[name] = RunDir.open(folder / "run")
-    unbroken, broken = (without(run.read_metrics(), OF_ONE_ATTEMPT) for run in runs.values())
-    assert broken == unbroken
+    for step in (1, 2, 3):
+        unbroken, broken = (run.read_trajectories(step, "train") for run in runs.values())
+        assert without(broken, {"attempt"}) == without(unbroken, {"attempt"})
+    assert any(step["grad_norm"] > 0 for step in runs["broken"].read_metrics())
