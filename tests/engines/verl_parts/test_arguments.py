@@ -47,6 +47,11 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
             {"engine_args": {"trainer": {"save_freq": 1}}},
             "training.engine_args.trainer.save_freq: set by training.save_every; remove it from engine_args",
         ),
+        (
+            {},
+            {"engine_args": {"actor_rollout_ref": {"rollout": {"top_p": 0.9}}}},
+            "training.engine_args.actor_rollout_ref.rollout.top_p: set by cotune, which samples from the whole distribution",
+        ),
         ({}, {"schedule": "linear"}, "training.schedule linear is not supported by training.engine verl"),
         (
             {"strategy": {"kind": "inspo", "distil_steps": 1}},

@@ -38,6 +38,8 @@ _SET_ELSEWHERE = {
     "actor_rollout_ref.model.target_modules": "policy.lora.target_modules",
     "actor_rollout_ref.rollout.n": "training.group_size",
     "actor_rollout_ref.rollout.temperature": "training.temperature",
+    "actor_rollout_ref.rollout.top_k": "cotune, which samples from the whole distribution",
+    "actor_rollout_ref.rollout.top_p": "cotune, which samples from the whole distribution",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "training.mini_batches",
     "algorithm.adv_estimator": "strategy",
     "algorithm.rollout_correction": "strategy.distillation",
