@@ -24,11 +24,7 @@ from cotune.utils.text import hide_secrets, one_line
 
 
 def show(run_file: Path | None, console: Console, assignments: Sequence[str] = ()) -> bool:
-    """Print what is there and what is missing; return whether nothing is.
-
-    Args:
-        assignments: fields to set, as with --set.
-    """
+    """Print what is there and what is missing; return whether nothing is."""
     well = True
     with step_progress(console):
         for outcome in examine(run_file, assignments):

@@ -52,11 +52,7 @@ def evaluate_quadrants(
     as_json: bool,
     assignments: Sequence[str],
 ) -> None:
-    """Score a run's quadrants and print them; those of all questions are kept in its folder.
-
-    Args:
-        since: the folder of the first run, if several runs continued one another; None for a single run.
-    """
+    """Score a run's quadrants, see `Quadrants`, and print them; those of all questions are kept in its folder."""
     run, config = open_trained(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
         raise ConfigError(
@@ -110,10 +106,6 @@ def try_run(
     Args:
         count: how many questions from the start of the split, one rollout each.
         greedy: pick the most likely token each time, as evaluation does.
-        assignments: fields to set, as with --set.
-
-    Raises:
-        ConfigError: `cotune train` would reject the run file.
     """
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)

@@ -32,7 +32,6 @@ def plan(
     """Print the most that a run can spend, before it spends anything.
 
     Args:
-        assignments: fields to set, as with --set.
         processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
 

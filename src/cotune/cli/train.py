@@ -28,16 +28,13 @@ def train(
     quiet: bool = False,
     assignments: Sequence[str] = (),
 ) -> Path:
-    """Train a run file from the start, on any engine, as `cotune train` does.
+    """Train a run file from the start, on any engine, as `cotune train` does; return the run folder.
 
     Args:
         run_file: its path, or its fields as plain data.
         console: shows the progress; None is standard output.
         quiet: show nothing.
         assignments: fields that replace the run file's, each as `training.steps=600`.
-
-    Returns:
-        The run folder, for `cotune.open_run`.
 
     Raises:
         ConfigError: a field is invalid, or the run folder exists.
@@ -59,19 +56,13 @@ def resume(
     quiet: bool = False,
     assignments: Sequence[str] = (),
 ) -> Path:
-    """Resume a run folder from its newest complete checkpoint, as `cotune resume` does.
+    """Resume a run folder from its newest complete checkpoint, as `cotune resume` does; return the folder.
 
     Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
     gets what is missing: a complete best/, and the report.
 
     Args:
-        folder: the run folder.
-        console: as for `train`.
-        quiet: as for `train`.
-        assignments: as for `train`.
-
-    Returns:
-        The folder.
+        console, quiet, assignments: as for `train`.
 
     Raises:
         ConfigError: see `train`; or the run is finished, or is a script's.
@@ -100,14 +91,7 @@ def _train(config: RunConfig, console: Console, *, resume: bool) -> None:
 
 
 def passed(config: RunConfig, *, new: bool = True) -> Preflight:
-    """Run all checks, cheap ones first; write nothing.
-
-    Args:
-        new: whether the run folder is still to be created.
-
-    Raises:
-        ConfigError: a check failed.
-    """
+    """Run all checks, cheap ones first, and write nothing; the run folder is to be created if `new`."""
     quiet_libraries(config)
     return Preflight(config, new=new).require()
 
@@ -132,8 +116,7 @@ def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
 def _stoppable(folder: Path, new: bool = False) -> Generator[None]:
     """Turn a stop, a failed file operation or a failed call into one line that says how to resume.
 
-    Args:
-        new: whether the run is to be created, so that a run that is there already is another one.
+    If the run is `new`, one that is there already is another one.
     """
     resume_command = command_on(folder, "resume")
     place = folder.absolute()  # a tool may change the current folder

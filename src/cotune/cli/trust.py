@@ -19,12 +19,7 @@ def check_trusted(folder: Path, trust: bool) -> None:
     Files below the current folder are trusted, because the user chose to work there; files and modules
     inside the run folder are not, because cotune writes no code there.
 
-    Args:
-        folder: the run folder.
-        trust: whether the user has said that its code may run.
-
-    Raises:
-        ConfigError: not a run folder; or other code is named, and not trusted.
+    Raises ConfigError: not a run folder; or other code is named, and the user has not said that it may run.
     """
     project = Path.cwd().resolve()
     references = list(code_references(RunDir.open(folder).read_config()))
@@ -44,14 +39,8 @@ def check_trusted(folder: Path, trust: bool) -> None:
 def check_server(folder: Path, trust: bool, assignments: Sequence[str]) -> None:
     """Check the Tinker server that evaluating a run would send the user's key to.
 
-    Args:
-        folder: the run folder.
-        trust: whether the user has said that it may have the key.
-        assignments: as given to `--set`; a server that they name is the user's choice.
-
-    Raises:
-        ConfigError: not a run folder; or run.yaml names a server on another machine that is neither TINKER_BASE_URL's nor
-            trusted.
+    One that `assignments` name is the user's choice. Raises ConfigError: not a run folder; or run.yaml names a server on
+    another machine that is neither TINKER_BASE_URL's nor trusted.
     """
     recorded = RunDir.open(folder).read_config()
     url = _tinker_server(with_overrides(recorded, assignments))

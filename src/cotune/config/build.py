@@ -96,9 +96,6 @@ def run_policy(
         rewards: score instead of the environment.
         best: the run's `best/`, to load instead of the policy that training starts from.
         temperature: None for that of training.
-
-    Raises:
-        ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
     """
     start = policy_path(config.policy.path)
     begin("loading the policy")
@@ -190,9 +187,6 @@ def build_llm(
         seed: of the offline rules, and of an object of the user's that has an attribute `seed`.
         record: charged for every call.
         environment: its offline rules are what `llm: {kind: rules}` names.
-
-    Raises:
-        ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
     """
     if options is None:
         return NoLLM()

@@ -37,14 +37,7 @@ class Plan:
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
-    """Return the most that training a run file to its last step can spend.
-
-    Args:
-        sizes: the questions of each split; None reads the data.
-
-    Raises:
-        ConfigError: a question file cannot be read.
-    """
+    """Return the most that training a run file to its last step can spend; without `sizes` of splits, read the data."""
     sizes = sizes or split_sizes(config)
     return plan_method(
         config.strategy,

@@ -189,13 +189,7 @@ def _union(classes: Sequence[type]) -> Any:
 def _section(
     built_in: Mapping[str, type[Any]], group: str, options_of: Callable[[str], type[Any]]
 ) -> Any:
-    """Return the type of a section whose kinds are cotune's own or those of installed packages.
-
-    Args:
-        built_in: the options classes of cotune's own kinds.
-        group: the entry points of the others.
-        options_of: returns the options class of one of these.
-    """
+    """Return the type of a section whose kinds are cotune's own or, by the entry points of a group, of packages."""
     classes = tuple(built_in.values())
 
     def validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -323,11 +317,7 @@ class RunConfig(Model):
         return kind_of(self.environment.kind)
 
     def shape(self, questions: int = 0) -> RunShape:
-        """Return the fields that the method's checks and costs depend on.
-
-        Args:
-            questions: the number of training questions, if known.
-        """
+        """Return what the method's checks and costs depend on, with the number of training questions, if known."""
         training = self.training
         return RunShape(
             group_size=training.group_size,
@@ -371,14 +361,9 @@ class ScriptRun(RunConfig):
 
 
 def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
-    """Read a run file.
+    """Read a run file; `assignments` replace its fields, each as `training.steps=600` (see `with_overrides`).
 
-    Args:
-        path: the file.
-        assignments: fields that replace the file's, each as `training.steps=600`; see `cotune.config.overrides`.
-
-    Raises:
-        ConfigError: one line with the file, the field, the value and what was expected.
+    Raises ConfigError: one line with the file, the field, the value and what was expected.
     """
     path = Path(path)
     import_from((Path.cwd(), path.parent))  # files named in the run file may be there

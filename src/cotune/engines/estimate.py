@@ -141,22 +141,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Memory:
-    """Maximum bytes on a GPU.
-
-    Attributes:
-        parameters, trained: numbers of parameters; with LoRA only the adapters are trained.
-        dtype: the type that the weights are loaded in.
-        rows: (bytes while sampling, bytes while training) of each part.
-        sampling: the peak while sampling; None if vLLM samples, within its share.
-        training: the peak while training on a micro-batch.
-    """
+    """Maximum bytes on a GPU."""
 
     parameters: int
     trained: int
+    """Number of parameters; with LoRA only the adapters'."""
     dtype: str
+    """The type that the weights are loaded in."""
     rows: Mapping[str, tuple[int, int]]
+    """(bytes while sampling, bytes while training) of each part."""
     sampling: int | None
+    """The peak while sampling; None if vLLM samples, within its share."""
     training: int
+    """The peak while training on a micro-batch."""
 
 
 def memory_of(

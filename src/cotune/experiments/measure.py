@@ -249,11 +249,7 @@ def _scores(
 ) -> tuple[Coordinator, list[Row], dict[str, PromptScores]]:
     """Score the policy of a folder, or the initial one, under instructions by name; None is the initial one.
 
-    Args:
-        initial: the policy that divergences are from; None is this one.
-
-    Returns:
-        the policy; id and stratum of each question; the scores.
+    Divergences are from `initial`, or this policy. Return the policy, the questions, and the scores.
     """
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options)

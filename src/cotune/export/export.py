@@ -176,10 +176,7 @@ def write_templates(
 ) -> tuple[PromptFormat | None, str]:
     """Let the chat template in a folder, or several by name, carry an instruction if it can.
 
-    Args:
-        args: template arguments of the run.
-        folder: a policy's folder.
-        tokenizer: renders some of the environment's questions, to compare.
+    The tokenizer renders some of the environment's questions, to compare.
 
     Returns:
         The layout of instruction and question, None if the environment has none; and why the template does not

@@ -14,10 +14,7 @@ Work = Callable[[], None]
 
 
 class Worker:
-    """A thread for objects that must stay in one; it ends when this is garbage-collected.
-
-    It does not keep the process from ending.
-    """
+    """A thread for objects that must stay in one; it ends with the process, or when this is garbage-collected."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Work | None] = SimpleQueue()
@@ -51,10 +48,9 @@ def _serve(queue: "SimpleQueue[Work | None]") -> None:
 
 
 class BackgroundLoop:
-    """Runs coroutines on an event loop in its own thread, started when first needed.
+    """Runs coroutines on one event loop in its own thread, started when first needed.
 
-    It is the same loop each time, as clients of async libraries require, and it works if a loop is
-    already running, as in a notebook.
+    Clients of async libraries require the same loop each time, and here another may be running, as in a notebook.
     """
 
     def __init__(self) -> None:

@@ -93,16 +93,10 @@ def kinds_with(group: str, built_in: Iterable[str]) -> list[str]:
 def load_kind(
     group: str, kind: str, field: str, entry_class: type[Any], built_in: Iterable[str], other: str
 ) -> Any:
-    """Return the entry that a package registered under a kind.
+    """Return the entry that a package registered under a kind, the value of a field of the run file.
 
-    Args:
-        field: of the run file, which the kind is the value of.
-        entry_class: the class of entries, which have a `kind`.
-        built_in: cotune's own kinds.
-        other: another way than to fix the package, for the message.
-
-    Raises:
-        ConfigError: no such kind, or its package cannot be imported or registered something else.
+    Raises ConfigError: no such kind beside the built-in ones, or its package cannot be imported or registered something
+    else than an entry; the message ends in another way than to fix the package.
     """
     if kind not in registered(group):
         kinds = ", ".join(map(repr, kinds_with(group, built_in)))

@@ -15,18 +15,15 @@ NONE = "–"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-        note: a second text, small.
-        css: class of the main text: "up" and "down" colour a change; of a heading, its colour.
-        tag: a mark behind the main text.
-    """
+    """A cell of a table."""
 
     text: str = NONE
     note: str = ""
+    """A second text, small."""
     css: str = ""
+    """Class of the main text: "up" and "down" colour a change; of a heading, its colour."""
     tag: str = ""
+    """A mark behind the main text."""
     bar: "Bar | None" = None
 
 
@@ -62,11 +59,9 @@ class Scores:
         between = "–" if self.shares and not change else " to "
         text = f"{value * scale:{sign}.{1 if self.shares else 3}f}"
         ends = [f"{edge * scale:{sign}.{end}f}" for edge in interval or ()]
-        css = (
-            ""
-            if not change or not interval
-            else "up" * (interval[0] > 0) or "down" * (interval[1] < 0)
-        )
+        css = ""
+        if change and interval:
+            css = "up" * (interval[0] > 0) or "down" * (interval[1] < 0)
         unit = f"{_THIN}%" if self.shares and not change else ""
         return Cell(_minus(text) + unit, between.join(map(_minus, ends)), css)
 
@@ -111,17 +106,14 @@ def duration(seconds: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
-
-    Attributes:
-        head: what it shows, then the headings of its columns.
-        rows: each begins with its name; one with nothing else is a heading.
-        notes: what a reader must know of its numbers, below it.
-    """
+    """A table."""
 
     head: Sequence[Cell]
+    """What it shows, then the headings of its columns."""
     rows: Sequence[Sequence[Cell]]
+    """Each begins with its name; one with nothing else is a heading."""
     notes: str = ""
+    """What a reader must know of its numbers, below it."""
 
 
 def on_console(table: Table) -> ConsoleTable:

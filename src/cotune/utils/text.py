@@ -88,7 +88,6 @@ def hide_secrets(text: str, guess: bool = False) -> str:
     """Replace keys, and users and passwords in URLs, with ***.
 
     Args:
-        text: what is shown or kept.
         guess: also replace long words that look random, such as a key of an unknown form; for values, not for paths.
 
     >>> hide_secrets("no model at https://me:secret@host/x")

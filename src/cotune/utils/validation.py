@@ -39,11 +39,9 @@ class TextOrFields(Model):
 
 
 def describe(error: ValidationError, model: type[Any]) -> str:
-    """Return the first problem of a run file as "field: what is wrong", and how many more there are.
+    """Return the first problem as "field: what is wrong", and how many more there are.
 
-    Args:
-        error: what validating `model` raised.
-        model: the class that was validated, whose fields misspelt names are compared with.
+    Misspelt names are compared with the fields of the model that was validated.
     """
     problems = error.errors(include_url=False)
     # An unknown field explains a missing one, so it goes first.

@@ -12,11 +12,7 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
 
 
 def check_url(name: str, text: str, path: str = "/path") -> None:
-    """Raise ValueError unless a text is an http(s) URL without secrets; the text is not shown.
-
-    Args:
-        path: the end of the expected form.
-    """
+    """Raise ValueError unless a text is an http(s) URL without secrets; `path` ends the form that the error shows."""
     try:
         url = urlsplit(text)
         _ = url.port  # ValueError if it is not a number

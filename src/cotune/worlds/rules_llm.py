@@ -1,8 +1,7 @@
 """An offline stand-in for the proposing LLM: rules that read the proposers' prompts.
 
-`RulesLLM` is for worlds made for experiments, and for tests. It is not a language model. It reads the prompt
-text that a model would get (INSPO's `<ins_0>` and `<example>`, GEPA's examples), and has the rules of a
-world write instructions or hints in the expected reply format. It knows nothing but its world, so a result
+`RulesLLM` is for worlds made for experiments, and for tests. It reads the prompt text that a model would get, and has the
+rules of a world write instructions or hints in the expected reply format. It knows nothing but its world, so a result
 obtained with it shows how the training loop behaves, not how well an LLM reflects.
 
 The rules of a world with a few ways of working are `Remedies`, a sentence for each lack of a failed rollout. They keep an

@@ -207,11 +207,8 @@ def _scores_of(cell: SuiteCell, sizes: dict[str, int]) -> ScoreTable:
     The figures are "before" training; "score", after it under the best instruction; "plain", after it under the initial
     one; its quadrants ("trained_plain greedy") and their divergences ("KL plain").
 
-    Args:
-        sizes: by row, the number of questions that count; a row's first cell sets its own.
-
-    Raises:
-        ConfigError: the last stage was not evaluated, or on other questions than at other seeds.
+    Raises ConfigError: the last stage was not evaluated, or on another number of questions than at other seeds; `sizes`
+    has it by row, and a row's first cell sets it.
     """
     first, last = (RunDir.open(cell.folder / cell.stages[index]) for index in (0, -1))
     figures: dict[str, ScoreTable] = {}
@@ -286,13 +283,7 @@ def _method(
     finished: Sequence[SuiteCell],
     scores: ScoreTable,
 ) -> SuiteMethod:
-    """Return the summary of one row: what it is, what it cost, what it scored.
-
-    Args:
-        cells: those of the row.
-        finished: the finished ones of all rows.
-        scores: what these scored.
-    """
+    """Return the summary of the row of some cells, from what the finished cells of all rows scored."""
     entry = cells[0].entry
     done = [cell for cell in cells if cell in finished]
     unequal = unequal_compute(done)

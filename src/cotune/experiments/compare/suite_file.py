@@ -187,14 +187,9 @@ class SuiteConfig(Model):
 def load_suite(
     path: str | Path, assignments: Sequence[str] = ()
 ) -> tuple[SuiteConfig, dict[str, Any]]:
-    """Read a suite file, and the run file it is based on as plain data.
+    """Read a suite file, and the run file it is based on as plain data; `assignments` replace fields: `seeds=[0]`.
 
-    Args:
-        path: the suite file.
-        assignments: fields that replace the file's, as in `seeds=[0]`; see `cotune.config.overrides`.
-
-    Raises:
-        ConfigError: one line with the file, the field, what it holds and what was expected.
+    Raises ConfigError: one line with the file, the field, what it holds and what was expected.
     """
     path = Path(path)
     raw = with_overrides(read_fields(path, "a suite file", "name: and methods:"), assignments)

@@ -204,16 +204,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of an evaluation.
+    """One number of an evaluation: a metric's mean over n questions, under a `Column`'s prompt.
 
     Attributes:
-        column: the name of the `Column` that it is of.
-        metric: a name of `METRICS`.
         title: its name in tables; "exact match" for a reward that is exact match.
         statistic: "greedy", "avg@8", "pass@4", …
-        mean: mean over questions.
         interval: 95 %, lower and upper end; None if a single question gives no spread.
-        n: questions.
         by_stratum: the "mean" and the number of questions, "n", of each stratum, in name order.
     """
 
@@ -242,12 +238,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate_run`; as JSON, what `cotune evaluate --json` prints.
-
-    Attributes:
-        temperature: of sampled rollouts.
-        created: Unix time.
-    """
+    """The result of `evaluate_run`; as JSON, what `cotune evaluate --json` prints. `created` is Unix time."""
 
     name: str
     strategy: str
@@ -281,8 +272,6 @@ def evaluate_run(
 
     Args:
         config: the run file; its limits, seed and policy settings apply.
-        run: the run folder; only best/ is read.
-        options: what to evaluate.
         open_policy: the engine's.
 
     Raises:
