@@ -19,7 +19,7 @@ from cotune.experiments.report.run_report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
-from cotune.run.events import ConsoleListener, LogListener
+from cotune.run.events import Listener
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
@@ -83,9 +83,8 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
         record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
-            console = settings.console
-            log = ConsoleListener(console, total_steps) if console else LogListener()
-            record.listeners = [log, ReportListener(folder)]
+            console = Listener(settings.console, total_steps)
+            record.listeners = [console, ReportListener(folder)]
             record.rollouts_every = settings.rollouts_every
             record.total_steps = total_steps
             record.charge_check(settings.llm_checks or ())

@@ -340,25 +340,22 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
     with _may_not_exit(environment, "respond"):
         result: Any = environment.respond(actions)  # of the user's own class
     listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
-    if len(listed) != len(actions):
+    if len(listed) != len(actions) or not all(map(_is_usable, listed)):
         raise ConfigError(
-            f"{method} returned {cast(object, result)!r:.80} for {len(actions)} actions; expected a list with a "
-            "cotune.Response for each, in order"
+            f"{method} returned {cast(object, result)!r:.120} for {len(actions)} actions; expected a list with a "
+            "cotune.Response for each, in order, whose observation is text and whose messages have role and content, "
+            "and of a tool its name"
         )
-    for response in listed:
-        if not isinstance(response, Response) or not _renders(response):
-            raise ConfigError(
-                f"{method} gave {response!r:.80}; expected a cotune.Response whose observation is text "
-                "and whose messages have role and content, and of a tool its name"
-            )
     return cast("Sequence[Response]", listed)
 
 
-def _renders(response: Response) -> bool:
-    """Return whether a response has what chat templates need."""
-    return isinstance(cast(object, response.observation), str) and all(
-        {"role", "content", *(("name",) if message.get("role") == "tool" else ())} <= set(message)
-        for message in response.messages
+def _is_usable(response: object) -> bool:
+    """Return whether a response is one, with what chat templates need."""
+    return (
+        isinstance(response, Response)
+        and isinstance(cast(object, response.observation), str)
+        and all({"role", "content"} <= message.keys() for message in response.messages)
+        and all("name" in message for message in response.messages if message["role"] == "tool")
     )
 
 
@@ -389,25 +386,18 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     may_not_score = bool(getattr(environment, "own_reward", ""))
     scored: list[Trajectory] = []
     for trajectory, pair in zip(trajectories, pairs, strict=True):
-        result_of = f"environment: {type(environment).__name__}.{name} gave"
-        task_id = trajectory.task.id
         try:
             score, answer = pair
         except (TypeError, ValueError):
-            raise ConfigError(
-                f"{result_of} {pair!r:.80} for task {task_id}; expected (reward, answer); fix `{name}`"
-            ) from None
+            score, answer = ("", None)
         unscored = score is None and may_not_score
         reward = 0.0 if unscored else finite(score)
-        if reward is None:
-            raise ConfigError(
-                f"{result_of} the reward {score!r:.80} for task {task_id}; expected a finite number; fix `{name}`"
-            )
         if isinstance(answer, Number):
             answer = str(answer)
-        if answer is not None and not isinstance(answer, str):
+        if reward is None or not isinstance(answer, str | None):
             raise ConfigError(
-                f"{result_of} the answer {answer!r:.80} for task {task_id}; expected text or None; fix `{name}`"
+                f"environment: {type(environment).__name__}.{name} gave {pair!r:.80} for task {trajectory.task.id}; "
+                f"expected (reward, answer): a finite number, and text or None; fix `{name}`"
             )
         result = replace(trajectory, reward=reward, answer=answer, scored=not unscored)
         scored.append(result if parts is None else replace(result, parts=parts(result)))

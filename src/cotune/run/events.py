@@ -183,49 +183,36 @@ EVENTS: Mapping[str, Kind] = {
 _log = logging.getLogger("cotune")
 
 
-class _Listener:
-    """Passes on each step once, with what is to be noticed after it."""
+class Listener:
+    """Shows events, steps and notices on a console (a quiet one shows nothing).
 
-    def __init__(self) -> None:
-        self._notices = Notices()
-        self._last_step: int | None = None
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        # A step may have further optimizer steps on the same rollouts (training.mini_batches).
-        if step != self._last_step:
-            self._last_step = step
-            self._show(step, values, self._notices.after(values))
-
-    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None: ...
-
-
-class ConsoleListener(_Listener):
-    """Show events and steps on a console.
-
-    Args:
-        console: a quiet one shows nothing.
-        total_steps: the most steps the run can take.
+    A script has none: its trainer shows the steps, and the logger "cotune" gets the rest.
     """
 
-    def __init__(self, console: Console, total_steps: int) -> None:
-        super().__init__()
+    def __init__(self, console: Console | None = None, total_steps: int = 0) -> None:
         self._console = console
         self._total = total_steps
+        self._notices = Notices()
+        self._last_step: int | None = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
         if line := describe_event(kind, fields):
-            self._print(line)
+            self._tell(step, line, EVENTS[kind].level)
 
-    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None:
-        total = int(values.get("total_steps", self._total))
-        figures = _step_figures(values)
-        figures += self._time_left(step, total)
-        report("step", step, total)
-        self._print(f"[bold]step {step}/{total}[/]  " + "  ".join(figures))
-        for notice in notices:
-            self._print(f"[yellow]{escape(notice)}[/]")
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        # A step may have further optimizer steps on the same rollouts (training.mini_batches).
+        if step == self._last_step:
+            return
+        self._last_step = step
+        if self._console is not None:
+            total = int(values.get("total_steps", self._total))
+            report("step", step, total)
+            figures = "  ".join([*_step_figures(values), *self._time_left(step, total)])
+            self._tell(step, f"[bold]step {step}/{total}[/]  {figures}")
+        for notice in self._notices.after(values):
+            self._tell(step, f"[yellow]{escape(notice)}[/]", logging.WARNING)
 
     def _time_left(self, step: int, total: int) -> list[str]:
         """Estimate the time left from the steps after the first one seen, which also warms up."""
@@ -237,24 +224,14 @@ class ConsoleListener(_Listener):
             return []
         return [f"{duration((now - began) / (step - since) * (total - step))} left"]
 
-    def _print(self, line: str) -> None:
-        """Print markup after the time; in a file as one line."""
+    def _tell(self, step: int, line: str, level: int = logging.INFO) -> None:
+        """Print markup after the time, in a file as one line; or log it."""
+        if self._console is None:
+            _log.log(level, "step %d: %s", step, Text.from_markup(line).plain)
+            return
         seconds = int(time.monotonic() - self._started)
         text = f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/] {line}"
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
-
-
-class LogListener(_Listener):
-    """Log events and notices to the logger "cotune", for a script, whose trainer shows the steps itself."""
-
-    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
-        if line := describe_event(kind, fields):
-            text = Text.from_markup(line).plain
-            _log.log(EVENTS[kind].level, "step %d: %s", step, text)
-
-    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None:
-        for notice in notices:
-            _log.warning("step %d: %s", step, notice)
 
 
 def _step_figures(values: Mapping[str, float]) -> list[str]:

@@ -23,12 +23,6 @@ from cotune.utils.text import one_line
 # `rollout_func` is experimental upstream, so each minor release is reviewed before it is allowed.
 SUPPORTED = (Version("1.14"), Version("1.17"))
 
-SLOWER_SCORES = (
-    f"the trainer of trl {trl.__version__} scores rollouts itself, so a prompt that several share is fed again for "
-    "each: updates are slower than with TRL 1.16's GRPOTrainer"
-)
-"""A notice for runs that do not score with the fused head."""
-
 
 def check_trl() -> None:
     """Raise EngineError unless the installed TRL has the hooks this engine was written for."""

@@ -21,7 +21,7 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.evaluation import Outcome, RunEvaluation, conclude
 from cotune.engines.joint import RunSettings, check_identity, world
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
-from cotune.engines.trl.checks import SLOWER_SCORES, check_args, check_trl
+from cotune.engines.trl.checks import check_args, check_trl
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
     ask_llm,
@@ -407,8 +407,6 @@ class JointTrainer(PolicyUpdate):
         is_fresh = chosen is None or chosen.path is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
-        if is_fresh and not self.scores_shared:
-            record.event("notice", 0, text=SLOWER_SCORES)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; the trainer would train one more step."""

@@ -1,6 +1,5 @@
 """Build the trainer of a run file: its policy, and the fields of GRPOConfig; write nothing. Time its steps."""
 
-import logging
 import os
 import time
 from dataclasses import fields
@@ -57,7 +56,6 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     adapter = None if lora is None else lora_config(lora)
     args = grpo_config(config, RunDir(config.output.absolute()).checkpoints_path)
     begin("setting up the trainer")
-    logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_reference)
     trainer = JointTrainer(
         model,
         rewards,
@@ -72,11 +70,6 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     return trainer
-
-
-def _not_about_reference(record: logging.LogRecord) -> bool:
-    """Return False for TRL's warning that a loaded policy ignores `model_init_kwargs`: they are for the reference."""
-    return "`model_init_kwargs` will be ignored" not in record.getMessage()
 
 
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
