@@ -62,9 +62,8 @@ class LLM(Protocol):
     It may have an attribute `identity`, a string that names the model (the class name by default).
     A resumed run uses recorded replies only if they came from the same model.
 
-    If an attribute `optional` is true, a run whose proposals all fail continues. An attribute `origin` is
-    recorded as the origin of its proposals. With `state_dict` and `load_state_dict` it has a state that is saved
-    with the run.
+    If an attribute `optional` is true, a run whose proposals all fail continues. An attribute `origin` is recorded as
+    the origin of its proposals. With `state_dict` and `load_state_dict` it has a state that is saved with the run.
     """
 
     def complete(self, prompt: str) -> Completion:

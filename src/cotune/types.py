@@ -158,15 +158,13 @@ class Assignment:
 class Distillation(Section):
     """Options of training on one prompt with rollouts sampled under another (P²O, arXiv 2603.21877, Eq. 4).
 
-    The other prompt x̃ has a hint that x, which is trained on, does not have, or another instruction.
-    π_old(ỹ|x) and π_old(ỹ|x̃) are the probabilities of a token under the two; their quotient is the
-    context ratio.
+    The other prompt x̃ has a hint that x, which is trained on, does not have, or another instruction. π_old(ỹ|x) and
+    π_old(ỹ|x̃) are the probabilities of a token under the two; their quotient is the context ratio.
 
     Attributes:
-        ratio: "original", the paper's, has π_old(ỹ|x) in the denominator of the importance ratio, which
-            starts at 1. "masked_signed" also leaves out the tokens whose context ratio is outside
-            [low, high] if the advantage is not positive: raising an improbable token is bounded, pushing
-            it down is not.
+        ratio: "original", the paper's, has π_old(ỹ|x) in the denominator of the importance ratio, which starts at 1.
+            "masked_signed" also leaves out the tokens whose context ratio is outside [low, high] if the advantage is
+            not positive: raising an improbable token is bounded, pushing it down is not.
         low, high: bounds of the context ratio, with the mask; the defaults are the scripts'.
     """
 
@@ -187,8 +185,7 @@ class Progress:
         step: the current batch, counted from 1: t in the papers.
         epoch: passes over the training tasks completed before this batch.
         total_steps: T.
-        rollouts_left: policy rollouts that the run may still make, this batch's included; None
-            without a budget.
+        rollouts_left: policy rollouts that the run may still make, this batch's included; None without a budget.
     """
 
     step: int
@@ -458,9 +455,8 @@ class Response:
         done: whether the episode is over.
         action, error: as a `Turn` has them.
         failed: the environment itself broke; the episode ends as an environment error.
-        messages: chat messages to append instead of `observation`, as {"role", "content"} and for a
-            tool its "name". The policy's turn is closed, the chat template renders them, and the
-            next turn is opened.
+        messages: chat messages to append instead of `observation`, as {"role", "content"} and for a tool its "name".
+            The policy's turn is closed, the chat template renders them, and the next turn is opened.
     """
 
     observation: str = ""

@@ -118,9 +118,8 @@ def run_episodes(
 ) -> list[Trajectory]:
     """Run episodes to their end and score them all together.
 
-    They do not wait for each other if the session has a method `sample` and the environment lets
-    `parallel_responses` calls run at the same time. A draw depends on its row and place alone, so that changes
-    no rollout.
+    They do not wait for each other if the session has a method `sample` and the environment lets `parallel_responses`
+    calls run at the same time. A draw depends on its row and place alone, so that changes no rollout.
 
     Args:
         rewards: score in place of the environment; None if it scores.

@@ -67,15 +67,13 @@ class Episode:
         longest = max(len(sampled_prompt_ids), len(prompt_ids), len(teacher_prompt_ids))
         if longest > limits.prompt_tokens:
             raise ConfigError(
-                f"the prompt of task {assignment.task.id} has {longest} tokens, but "
-                f"limits.prompt_tokens is {limits.prompt_tokens}; raise it, or shorten the instruction or "
-                "the question"
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but limits.prompt_tokens is "
+                f"{limits.prompt_tokens}; raise it, or shorten the instruction or the question"
             )
         if context_tokens is not None and context_tokens - longest < 2:
             raise ConfigError(
-                f"the prompt of task {assignment.task.id} has {longest} tokens, but the policy's "
-                f"context holds {context_tokens}; shorten the instruction or the question, or choose a "
-                "policy with a longer context"
+                f"the prompt of task {assignment.task.id} has {longest} tokens, but the policy's context holds "
+                f"{context_tokens}; shorten the instruction or the question, or choose a policy with a longer context"
             )
         self.row = row
         self.assignment = assignment

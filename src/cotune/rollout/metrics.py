@@ -24,11 +24,10 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use
 def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
     """Return the metrics of a batch; `zero_advantage_share` is the share of groups without a gradient.
 
-    With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
-    rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
-    the mean number of turns per rollout with that kind of action (for a tool, its calls), and
-    `actions_failed/<kind>` the share of these calls that went wrong. These three and the shares of
-    `run.notices` are left out if they are zero.
+    With hinted rollouts also their share, and the zero-advantage share among groups with a hinted rollout and among the
+    others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>` the mean number of turns per rollout
+    with that kind of action (for a tool, its calls), and `actions_failed/<kind>` the share of these calls that went
+    wrong. These three and the shares of `run.notices` are left out if they are zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]

@@ -30,8 +30,7 @@ class TaskOrder:
     ) -> None:
         if not tasks:
             raise ConfigError(
-                "environment: the training split is empty; expected at least one task "
-                "(see environment.train)"
+                "environment: the training split is empty; expected at least one task (see environment.train)"
             )
         self.by_id = {task.id: task for task in tasks}
         if len(self.by_id) != len(tasks):

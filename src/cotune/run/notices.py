@@ -90,10 +90,7 @@ def truncation_notice(metrics: Mapping[str, float]) -> str:
     fix = f"raise limits.{limit}"
     if limit == "context":
         fix = "lower limits.prompt_tokens or choose a policy with a longer context"
-    return (
-        f"{metrics[TRUNCATED_SHARE]:.0%} of the rollouts were truncated, most of them by "
-        f"{limit_name(limit)}; {fix}"
-    )
+    return f"{metrics[TRUNCATED_SHARE]:.0%} of the rollouts were truncated, most of them by {limit_name(limit)}; {fix}"
 
 
 def limit_name(limit: str) -> str:

@@ -120,8 +120,7 @@ class Service:
         self._silence = ""
         if silence := self._find_silence():
             raise ConfigError(
-                f"training.engine_args.base_url: {self.label} does not answer ({silence}); start it, or "
-                "correct it"
+                f"training.engine_args.base_url: {self.label} does not answer ({silence}); start it, or correct it"
             )
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # it sends stack traces to the server
         logging.getLogger("tinker").setLevel(logging.ERROR)

@@ -83,10 +83,9 @@ class TRLBest(BestPolicy):
 class JointTrainer(PolicyUpdate):
     """Train weights and prompt together, with GRPOTrainer's arguments and a method.
 
-    The policy is rolled out by cotune, under the prompts that the method decides, and updated by TRL.
-    `train` keeps the run in a folder: events, metrics, rollouts, costs, the best policy with its
-    instruction, and a report. After `train` the trainer holds the best policy on validation, or the last
-    one if there is no `eval_dataset`.
+    The policy is rolled out by cotune, under the prompts that the method decides, and updated by TRL. `train` keeps the
+    run in a folder: events, metrics, rollouts, costs, the best policy with its instruction, and a report. After `train`
+    the trainer holds the best policy on validation, or the last one if there is no `eval_dataset`.
 
     Args:
         model: the policy, or its name.

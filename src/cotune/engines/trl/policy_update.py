@@ -54,10 +54,9 @@ class PolicyUpdate(GRPOTrainer):
     micro-batch does not need. A prompt that several rollouts of a micro-batch share is fed once
     (`cotune.engines.trl.batches`).
 
-    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error). These
-    rollouts are skipped if nothing but the advantage weights them: β = 0, no entropy bonus, no router
-    loss, and a loss that divides by rows or by a fixed count. Logged entropy and clip ratios then cover
-    only the other rollouts.
+    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error). These rollouts are skipped
+    if nothing but the advantage weights them: β = 0, no entropy bonus, no router loss, and a loss that divides by rows
+    or by a fixed count. Logged entropy and clip ratios then cover only the other rollouts.
 
     Args:
         joint: the run whose rollouts are trained on; it brings the trainer's arguments and data.

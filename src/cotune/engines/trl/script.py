@@ -247,9 +247,8 @@ def ask_llm(llm: Any, record: Record) -> None:
 def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -> Limits:
     """Return an episode's limits by the trainer's arguments.
 
-    Completions have `max_completion_length` tokens in all, or half of the context; the prompt has the
-    rest. Questions without tools are one turn; an environment with a protocol of its own, such as search,
-    has the turns of `Limits`.
+    Completions have `max_completion_length` tokens in all, or half of the context; the prompt has the rest. Questions
+    without tools are one turn; an environment with a protocol of its own, such as search, has the turns of `Limits`.
     """
     context = context or _UNLIMITED
     length = args.max_completion_length or context // 2

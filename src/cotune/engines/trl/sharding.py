@@ -41,8 +41,7 @@ def gather(model: Any) -> Iterator[None]:
     Inside, processes may make different numbers of forward passes. Do not write to the weights.
     """
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # Each module records whether it frees its weights after a forward pass; torch has only a
-    # setter.
+    # Each module records whether it frees its weights after a forward pass; torch has only a setter.
     settings = [_after_forward(module) for module in groups]
     for module in groups:
         module.set_reshard_after_forward(False, recurse=False)
