@@ -105,8 +105,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    dunder_names = {name for name in globals() if name.startswith("__")} - {
-        "__getattr__",
-        "__dir__",
-    }
-    return sorted({*dunder_names, "__version__", *_MODULES})
+    return sorted({"__all__", "__doc__", "__file__", "__path__", "__version__", *_MODULES})

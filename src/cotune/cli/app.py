@@ -364,11 +364,11 @@ def export(
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
     from cotune.cli.trust import check_trusted
     from cotune.config.library_settings import quiet_libraries
+    from cotune.config.resuming import open_trained
     from cotune.export.export import export as export_
-    from cotune.export.export import open_finished
 
     check_trusted(run_folder, trust)
-    quiet_libraries(open_finished(run_folder)[1])
+    quiet_libraries(open_trained(run_folder)[1])
     with stopped_by_sigterm():
         written = export_(run_folder, format, output)
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)

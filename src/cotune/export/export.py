@@ -406,7 +406,8 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
         ConfigError: the run is not finished, the format does not fit it, or `output` is not
             empty or cannot be written. Nothing is written then.
     """
-    run, config = open_finished(folder)
+    run, config = open_trained(folder)
+    read_result(run)
     kind = _choose_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
@@ -425,16 +426,6 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
         with suppress(OSError):
             target.rmdir()  # if nothing was written
     return target
-
-
-def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open the run folder of a finished `cotune train`; return it with its run file.
-
-    Raises ConfigError: it is none, or the run is not finished.
-    """
-    run, config = open_trained(folder)
-    read_result(run)
-    return run, config
 
 
 def _choose_format(run: RunDir, format: Format | None) -> Format:

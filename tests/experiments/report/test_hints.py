@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import LLMError
-from cotune.experiments.report.run_report import RecordedRun, hint_charts, hint_phases, write_report
+from cotune.experiments.report.run_report import RecordedRun, hint_phases, hints_of, write_report
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check
@@ -78,7 +78,7 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
 
 
 def test_charts_of_hints(run: Record) -> None:
-    hard, groups, masked = hint_charts(RecordedRun(run.path))
+    hard, groups, masked = (hints_of(RecordedRun(run.path)) or {})["charts"]
     assert [name for _, name in hard.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
     ]  # fmt: skip

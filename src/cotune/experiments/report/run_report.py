@@ -499,7 +499,21 @@ def hints_of(run: RecordedRun) -> dict[str, Any] | None:
     phases = hint_phases(run.events)
     if not run.of_kind("hard_samples") and not phases:
         return None
-    return {"charts": hint_charts(run), "phases": phases}
+    hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
+    counts = [
+        Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
+    ]
+    groups = [
+        (name, run.values(f"zero_advantage_share_{key}"))
+        for name, key in (("with hints", "hinted"), ("without", "plain"))
+    ]
+    masked = [("masked", run.values("p2o/ratio_masked_share"))]
+    charts = (
+        line_chart("Hard questions by epoch", counts, x_label="epoch"),
+        curves_chart("Groups without advantage, at steps with hints", groups, share=True),
+        curves_chart("Share of masked tokens of hinted rollouts", masked, share=True),
+    )
+    return {"charts": [chart for chart in charts if chart], "phases": phases}
 
 
 def hint_phases(events: Iterable[Row]) -> list[dict[str, list[Row]]]:
@@ -512,23 +526,6 @@ def hint_phases(events: Iterable[Row]) -> list[dict[str, list[Row]]]:
         if phases and kind in _PHASE_KINDS:
             phases[-1][kind].append(event)
     return phases
-
-
-def hint_charts(run: RecordedRun) -> list[Chart]:
-    """Draw a run's hard questions and masked tokens."""
-    hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
-    counts = [
-        Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
-    ]
-    hinted = [("with hints", "_hinted"), ("without", "_plain")]
-    groups = [(name, run.values(f"zero_advantage_share{key}")) for name, key in hinted]
-    masked = [("masked", run.values("p2o/ratio_masked_share"))]
-    charts = (
-        line_chart("Hard questions by epoch", counts, x_label="epoch"),
-        curves_chart("Groups without advantage, at steps with hints", groups, share=True),
-        curves_chart("Share of masked tokens of hinted rollouts", masked, share=True),
-    )
-    return [chart for chart in charts if chart]
 
 
 # ---- its rollouts
