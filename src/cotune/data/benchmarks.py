@@ -20,13 +20,10 @@ class Benchmark:
     """A question set, its place on the hub and its columns.
 
     Attributes:
-        name: the name on the command line.
-        title: the name in print.
+        name, title: on the command line and in print.
         kind: "qa" has short answers, "math" answers to be boxed.
-        hub: the repository.
-        split: the split that papers report.
+        hub, subset, split: the repository, its configuration, if it has several, and the split that papers report.
         n: the number of questions.
-        subset: the repository's configuration; None if it has only one.
         columns: the columns that have other names than `dataset.columns` reads by default.
         f1: the data set's own scorer, a name in `cotune.rewards.REWARDS`.
     """
@@ -96,11 +93,7 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
     and ids are hashes of the questions.
 
     Args:
-        benchmark: the benchmark.
         path: a Parquet, JSONL, JSON or CSV file, or a folder of Parquet files; None reads the hub.
-
-    Raises:
-        ConfigError: no such file, the hub cannot be reached, no rows, or unexpected columns.
     """
     option = f"--benchmark {benchmark.name}"
     if path is not None:

@@ -57,8 +57,7 @@ def plain_text(value: object) -> str:
 def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers in a value, and the reasoning of the first in GSM8K's form, "" without.
 
-    They are a text, finite number or boolean, or a list of them, of which blank ones are dropped; anything
-    else holds none.
+    A text, finite number or boolean, or a list of them without blank ones, holds answers.
     """
     members = cells_of(value)
     if any(isinstance(member, list | Mapping) for member in members):
@@ -91,11 +90,9 @@ def parse_list(cell: object) -> list[Any] | None:
 
 
 def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
-    """Return the lists in a column whose cells are all empty or lists written as text.
+    """Return the lists in a column whose cells are all empty or lists of texts or chat messages, written as text.
 
-    Returns:
-        None unless they hold texts or chat messages: lists of numbers alone may be intervals or
-        vectors, which are answers themselves.
+    Else None: lists of numbers alone may be intervals or vectors, which are answers themselves.
     """
     lists = [parse_list(cell) for cell in cells]
     # An array has no truth value, so that it cannot be looked up in a tuple.
@@ -112,12 +109,7 @@ def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
 def read_messages(
     value: object, column: str, place: str
 ) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the messages before a question, as (role, content), and the question.
-
-    Args:
-        value: a text, or chat messages that end with the user's.
-        column, place: the column and the row, named in errors.
-    """
+    """Return the messages before a question, as (role, content), and the question, of a text or of chat messages."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": value}]
     if isinstance(value, list):
         check_messages(cast("list[object]", value), column, place)
@@ -150,7 +142,13 @@ def check_messages(messages: Sequence[object], column: str, place: str) -> None:
         fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
         content: Any = fields.get("content")
         if isinstance(content, list):
-            is_text = all(map(_is_text_part, cast("list[object]", content)))
+            parts = cast("list[Any]", content)
+            is_text = all(
+                isinstance(part, Mapping)
+                and part.get("type") == "text"
+                and isinstance(part.get("text"), str)
+                for part in parts
+            )
         else:
             is_text = content is None or isinstance(content, str)
         if "role" not in fields or not is_text:
@@ -158,13 +156,6 @@ def check_messages(messages: Sequence[object], column: str, place: str) -> None:
                 f'{place}: message {i} of "{column}" is {shorten(message)}; expected {{role: …, content: …}}, '
                 "and only text"
             )
-
-
-def _is_text_part(part: object) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    fields = cast("Mapping[str, Any]", part)
-    return fields.get("type") == "text" and isinstance(fields.get("text"), str)
 
 
 def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,11 +30,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
     """Read a JSONL, JSON, CSV, TSV or Parquet file, or a folder's Parquet files sorted by name.
 
     JSON is a list of objects, or one object a line. Values are as in the file: the cells of a CSV are
-    texts, and an empty one is missing.
-
-    Args:
-        path: the file or folder.
-        field: the run file's field, named in errors.
+    texts, and an empty one is missing. Errors name `field`, of the run file.
 
     Raises:
         ConfigError: the file does not exist or does not have the format that its name says, or the
@@ -62,13 +58,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
 
 
 def hub_rows(name: str, subset: str | None, split: str, field: str) -> list[Row]:
-    """Read a split of a Hugging Face data set from the hub, its cache, or a local clone.
-
-    Images and audio are not decoded.
-
-    Raises:
-        ConfigError: `datasets.load_dataset` failed; gives its reason and starts with `field`.
-    """
+    """Read a split of a data set from the hub, its cache, or a local clone; images and audio are not decoded."""
     from datasets import load_dataset
 
     try:
@@ -108,11 +98,7 @@ def check_rows(rows: Rows, source: str) -> list[Row]:
 
 
 def json_lines(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the object of each line that is not blank, with its position to start messages with.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line holds no JSON object.
-    """
+    """Yield the JSON object of each line that is not blank, with its position to start messages with."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):

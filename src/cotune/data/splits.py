@@ -29,8 +29,7 @@ def hold_out(
     Args:
         keys: the question of each row.
         sizes: number of questions of each split; cut to the share that may be held out (`SHARES`).
-        source: the start of error messages.
-        field: the run file's section that holds the numbers.
+        source, field: the start of error messages, and the run file's section that holds the numbers.
     """
     if len(set(keys)) < _LEAST <= len(keys):
         keys = number_repeats(keys, "\n")

@@ -135,8 +135,6 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     An id is the split and a hash of the row; of equal rows the later ones are numbered.
 
     Args:
-        rows: as `read_rows` returns them.
-        split: starts the ids, such as "train".
         text: the initial instruction as the prompts have it; "" if it is added to them.
     """
     hashes = [sha(json.dumps(row, default=_make_stable, skipkeys=True))[:12] for row in rows]

@@ -103,12 +103,7 @@ def _find_question(messages: Sequence[dict[str, Any]], text: str) -> str:
 
 @dataclass(frozen=True)
 class InstructionPlace:
-    """The initial instruction and its place in the data.
-
-    Attributes:
-        initial: the initial instruction; "" without one.
-        text: the text of the prompts that it stands for; "" if it is added to them.
-    """
+    """The initial instruction, "" without one, and the text of the prompts that it stands for, "" if it is added."""
 
     initial: str = ""
     text: str = ""

@@ -55,13 +55,7 @@ Language = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The action of a turn.
-
-    Attributes:
-        action: "search", "answer" or, for anything else, "invalid".
-        argument: the query or the answer, stripped; "" if invalid.
-        error: why it is invalid, in a few words; "" if it is not.
-    """
+    """The action of a turn: its query or answer, stripped, or why it is invalid, in a few words."""
 
     action: Literal["search", "answer", "invalid"]
     argument: str = ""
@@ -304,12 +298,19 @@ def search_environment(
     Raises:
         ConfigError: a task has no answer, or the corpus cannot be read; names file and line.
     """
+    if retriever is None and options.retriever is not None:
+        retriever = RemoteRetriever(options.retriever)
+    elif retriever is None:
+        assert options.corpus is not None
+        # Imported here so that reading a run file does not load an index library.
+        from cotune.retrieval.bm25 import BM25Retriever
+
+        corpus = read_corpus(options.corpus)
+        indexed = [join_for_index(*split_contents(contents)) for contents in corpus]
+        retriever = BM25Retriever(list(map(format_passage, corpus)), indexed, options.language)
+    prepared = {split: [_prepare(task) for task in rows] for split, rows in (tasks or {}).items()}
     environment = SearchEnvironment(
-        {split: [_prepare(task) for task in rows] for split, rows in (tasks or {}).items()},
-        retriever or _build_retriever(options),
-        SEARCH_R1_INSTRUCTION,
-        exact_match,
-        options.top_k,
+        prepared, retriever, SEARCH_R1_INSTRUCTION, exact_match, options.top_k
     )
     if options.description is not None:
         environment.description = options.description
@@ -323,19 +324,6 @@ def _prepare(task: Task) -> Task:
     # In the data sets of FlashRAG, and so in Search-R1's, this column holds whole passages.
     columns = {name: value for name, value in task.columns.items() if name != "metadata"}
     return replace(task, columns=columns)
-
-
-def _build_retriever(options: SearchOptions) -> Retriever:
-    """Return the client of the server, or the indexed corpus."""
-    if options.retriever is not None:
-        return RemoteRetriever(options.retriever)
-    assert options.corpus is not None
-    # Imported here so that reading a run file does not load an index library.
-    from cotune.retrieval.bm25 import BM25Retriever
-
-    corpus = read_corpus(options.corpus)
-    indexed = [join_for_index(*split_contents(contents)) for contents in corpus]
-    return BM25Retriever(list(map(format_passage, corpus)), indexed, options.language)
 
 
 def split_contents(contents: str) -> tuple[str, str]:

@@ -65,21 +65,14 @@ class TrlOptions(Model):
 
 @dataclass(eq=False)
 class _Instance:
-    """One of the user's environments and its thread.
-
-    Attributes:
-        seed: decides what the next `reset` draws.
-        text: what the last `reset` returned.
-        failure: why it failed; "" if it did not.
-        broken: whether it is not used again.
-    """
+    """One of the user's environments and its thread, the seed of the next `reset`, and what became of the last one."""
 
     environment: Any
     worker: Worker
     seed: int = 0
     text: str = ""
     failure: str = ""
-    broken: bool = False
+    broken: bool = False  # not used again
 
     def job(self, function: Callable[..., Any], seconds: float, **kwargs: Any) -> Job:
         return Job(function, seconds, kwargs, self.worker)
@@ -253,7 +246,11 @@ class TrlEnvironment(TaskEnvironment):
             self._in_order.run([[job] for job in jobs])
         for instance, job in zip(instances, jobs, strict=True):
             instance.failure = f"reset() {_describe(job)}" if job.error else ""
-            instance.text = "" if job.error or job.value is None else _reset_text(job.value)
+            value = "" if job.error or job.value is None else job.value
+            if not isinstance(value, str | list):
+                kind = type(value).__name__
+                raise ConfigError(f"{_FIELD}: reset() returned {kind}; expected a text, or None")
+            instance.text = text_of(value)
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task that no episode asks."""
@@ -338,14 +335,6 @@ def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
         split: [Task(f"{split}-{i}", "", (), chat=True, columns=prompt) for i in range(count)]
         for split, count in counts.items()
     }
-
-
-def _reset_text(value: Any) -> str:
-    if isinstance(value, str | list):
-        return text_of(value)
-    raise ConfigError(
-        f"{_FIELD}: reset() returned {type(value).__name__}; expected a text, or None"
-    )
 
 
 def _describe(job: Job) -> str:

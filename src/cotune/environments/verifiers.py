@@ -56,7 +56,7 @@ def from_verifiers(
     """
     rollouts = _rollouts()
     rollouts.check(environment)
-    vf_tasks = rollouts.read_tasks(environment)
+    vf_tasks = dict(zip(map(str, range(rollouts.MAX_TASKS)), environment.taskset, strict=False))
     questions, shared = rollouts.questions_of(vf_tasks)
     counts = {"validation": validation, "test": test}
     places = hold_out([key for _, key in questions], counts, _FIELD, "environment")

@@ -33,7 +33,7 @@ from cotune.utils.text import named, one_line
 
 _FIELD = "environment.environment"
 _MODEL = "policy"  # the model's name in requests
-_MAX_TASKS = 10_000  # of a taskset that never ends
+MAX_TASKS = 10_000  # of a taskset that never ends
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
 _PATIENCE = 2.0  # seconds in which rollouts end that are dropped
 
@@ -359,11 +359,6 @@ def check(environment: Any) -> None:
         raise ConfigError(
             f"{_FIELD}: {kind} has the agents {', '.join(agents)}; expected one, which is the policy"
         )
-
-
-def read_tasks(environment: Any) -> dict[str, Any]:
-    """Return the taskset's tasks by their position."""
-    return dict(zip(map(str, range(_MAX_TASKS)), environment.taskset, strict=False))
 
 
 def questions_of(tasks: Mapping[str, Any]) -> tuple[list[tuple[Task, str]], str]:

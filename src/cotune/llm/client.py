@@ -178,12 +178,7 @@ class OpenAIClient:
         self._secrets = [value for value in (self._key, *values) if value]
 
     def complete(self, prompt: str) -> Completion:
-        """Return the model's reply to one user message.
-
-        Raises:
-            LLMError: refused, or all attempts failed; the message gives the last failure.
-            BudgetError: the budget is used up; no request was made.
-        """
+        """Return the model's reply to one user message; see `protocols.LLM`."""
         options = self._options
         prompt = encodable(prompt)
         outcome = Outcome()
@@ -268,10 +263,7 @@ class OpenAIClient:
         )
 
     def _hide(self, text: str, shortest: int = 1) -> str:
-        """Hide secrets of at least `shortest` characters.
-
-        A short one is a placeholder such as "none", which a reply may hold as a word.
-        """
+        """Hide secrets of at least `shortest` characters: a reply may hold a placeholder such as "none" as a word."""
         for secret in self._secrets:
             if len(secret) >= shortest:
                 text = text.replace(secret, "***")
@@ -311,12 +303,7 @@ class MeteredLLM:
         self._model = model
 
     def complete(self, prompt: str) -> Completion:
-        """Return the LLM's reply.
-
-        Raises:
-            LLMError: the LLM raised it, or an exception that is not cotune's.
-            BudgetError, ConfigError: the LLM raised it, or returned no text.
-        """
+        """Return the LLM's reply; LLMError also for an exception that is not cotune's."""
         self._record.check_budget(None)  # which fails outside training, before the LLM is asked
         begun = time.monotonic()
         completion = Completion("")

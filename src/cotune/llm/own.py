@@ -48,11 +48,7 @@ class OwnLLMOptions(Section):
 
 
 def own_llm(options: OwnLLMOptions) -> LLM:
-    """Return the object, made from its class if it is one.
-
-    Raises:
-        ConfigError: it cannot be imported or made, or has no `complete`.
-    """
+    """Return the object, made from its class if it is one; ConfigError if it cannot be, or has no `complete`."""
     llm = import_llm(options)
     if not isinstance(llm, type):
         return cast("LLM", llm)

@@ -80,12 +80,7 @@ class Evolution:
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """The parts of a run file that a method's checks and costs depend on.
-
-    Attributes:
-        steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
-        questions: training questions; 0 if they are not counted yet.
-    """
+    """The parts of `training` that a method's checks and costs depend on; `questions` is 0 if not counted yet."""
 
     group_size: int
     steps: int = 1
@@ -97,13 +92,7 @@ class RunShape:
 
 @dataclass(frozen=True)
 class Proposals:
-    """Calls of the optimizer LLM with prompts of the same size.
-
-    Attributes:
-        count: the most calls.
-        text_chars: characters of the instructions or hints in one prompt.
-        episodes: rollouts in one prompt.
-    """
+    """The most calls of the optimizer LLM, with the characters of texts and the rollouts in one prompt."""
 
     count: int
     text_chars: int

@@ -133,7 +133,10 @@ class HFCodec:
         Raises:
             ConfigError: the template cannot render such messages after a turn of the policy.
         """
-        defused_messages = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
+        tokens = self._template_tokens
+        defused_messages = [
+            {name: _without(encodable(text), tokens) for name, text in m.items()} for m in messages
+        ]
         name = next((m["name"] for m in defused_messages if m["role"] == "tool"), "")
         dialogue = _dialogue(ToolCall(name) if name else None)
         if bool(name) not in self._ends:
@@ -330,12 +333,9 @@ class HFCodec:
         text = self.text(messages, tools, opens_turn)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore[reportArgumentType]
 
-    def _neutralised(self, text: str) -> str:
-        """Break up special tokens, and added tokens that the template writes, in a text."""
-        return _without(encodable(text), self._template_tokens)
-
     @cached_property
     def _template_tokens(self) -> tuple[str, ...]:
+        """The special tokens, and added tokens that the template writes."""
         template = str(self.tokenizer.chat_template)
         added = self.tokenizer.added_tokens_decoder.values()
         return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))

@@ -158,11 +158,7 @@ class Rows:
     @staticmethod
     def of(names: list[int], fed: list[int], mask: torch.Tensor, cache: Cache) -> "Rows":
         """Return the rows of a cache after a forward pass."""
-        layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for layer in cache.layers:
-            if not isinstance(layer, GrowingLayer) or layer.keys is None or layer.values is None:
-                raise EngineError(f"a cache layer is a {type(layer).__name__} without keys")
-            layers.append((layer.keys, layer.values))
+        layers = [cast(Any, (layer.keys, layer.values)) for layer in cache.layers]
         return Rows(names, fed, mask, layers)
 
 
@@ -440,13 +436,9 @@ def draw(
 
 
 def _tokens_at(chances: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Return the token at a point of each row's cumulative distribution, (B,).
+    """Return the token at a point of each row's cumulative distribution over `chances`, (B, V) and (B,) to (B,).
 
     In a large vocabulary, finds a block of tokens first and then the token in it: sums in float64 are slow.
-
-    Args:
-        chances: (B, V).
-        points: shares of each row's sum, from [0, 1), (B,).
     """
     rows, size = chances.shape
     if size <= 4 * _BLOCK:
@@ -458,11 +450,9 @@ def _tokens_at(chances: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 
 def _index_at(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index whose weight is at a share of each row's sum, and the share of that weight, each (B,).
+    """Return the index whose weight is at a share, from [0, 1), of each row's sum, and the share of that weight.
 
-    Args:
-        weights: (B, N), not negative, with a positive sum.
-        points: from [0, 1), (B,).
+    Weights are (B, N), not negative, with a positive sum; the others (B,).
     """
     weights = weights.double()
     if torch.are_deterministic_algorithms_enabled():

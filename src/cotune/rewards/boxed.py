@@ -294,9 +294,6 @@ def comparison() -> Callable[[str, Sequence[str]], bool]:
 
     Only whole answers are parsed: by default math-verify would extract the 5 from "hello 5 @@". Its
     own time limits are off, since they do not stop a computation inside C code.
-
-    Raises:
-        ImportError: math-verify is not installed.
     """
     library = importlib.import_module("math_verify")
     latex = library.LatexExtractionConfig(boxed_match_priority=0)

@@ -41,8 +41,7 @@ class Member:
     Attributes:
         start: its weight for sampling until it is first observed.
         window: mean credit of each of the last n steps in which it was drawn, oldest first.
-        steps: number of steps in which it was observed since it joined.
-        rollouts: number of rollouts in which it was observed.
+        steps, rollouts: numbers of those in which it was observed since it joined.
         observed: its weight when it was last observed; None if it never was.
     """
 

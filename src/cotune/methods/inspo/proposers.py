@@ -121,14 +121,11 @@ def read_tagged(reply: str) -> tuple[str, list[str]]:
     for match in _CANDIDATE.finditer(answer):
         number = match.group(1)
         if len(number) <= 6 and int(number) > 0:
-            by_number[int(number)] = _strip_fence(match.group(2))
+            candidate = match.group(2).strip()
+            inner = _FENCED.match(candidate)
+            by_number[int(number)] = inner.group(1).strip() if inner else candidate
     critique = re.sub(r"```\w*\s*\Z", "", _OPENING.split(answer, maxsplit=1)[0]).strip()
     return critique, list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
-
-
-def _strip_fence(candidate: str) -> str:
-    inner = _FENCED.match(candidate.strip())
-    return (inner.group(1) if inner else candidate).strip()
 
 
 TAGGED = ReplyForm(read_tagged, "in <ins_1>...</ins_1> tags")

@@ -16,13 +16,11 @@ Rewards = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposed instruction that meets the contract.
+    """A proposed instruction that meets the contract; its id is provisional until it joins.
 
     Attributes:
-        instruction: its id is provisional until it joins.
-        score: mean reward in verification, on questions where neither its rollout nor its parent's ended in
-            an environment error; None if it was not verified, or there is no such question.
-        parent_score: its parent's score on the same questions.
+        score, parent_score: its mean reward in verification and its parent's, on questions where neither's rollout
+            ended in an environment error; None if it was not verified, or there is no such question.
         unrewarded: whether every reward in verification, its parent's too, was the same failure, which says
             nothing of either.
     """
