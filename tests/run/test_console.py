@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.events import EVENTS, Listener, describe_event
+from cotune.run.events import EVENTS, RunDisplay, describe_event
 
 
 def shown(markup: str) -> str:
@@ -26,7 +26,7 @@ def test_what_a_model_wrote_is_shown_as_it_is(kind: str, text: str) -> None:
 def of_steps(*steps: dict[str, float]) -> list[str]:
     """What the console shows after the metrics of each of some steps, in all so far."""
     out = io.StringIO()
-    listener = Listener(Console(file=out, width=200), 9)
+    listener = RunDisplay(Console(file=out, width=200), 9)
     texts: list[str] = []
     for step, values in enumerate(steps, 1):
         listener.metrics(int(values.pop("step", step)), values)
@@ -119,7 +119,7 @@ def test_events_in_words(kind: str, fields: dict[str, object], said: str) -> Non
 
 
 def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:
-    listener = Listener()
+    listener = RunDisplay()
     for step in range(1, 5):
         listener.metrics(step, {"zero_advantage_share": 1.0, "truncated_share": 0.0})
     (warning,) = [r for r in caplog.records if r.name == "cotune"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.run.notices import (
+from cotune.run.events import (
     equal_rewards_notice,
     truncation_metrics,
     truncation_notice,

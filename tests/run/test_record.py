@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.events import Listener
+from cotune.run.events import RunDisplay
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt
@@ -59,7 +59,7 @@ def test_a_trainer_may_have_made_its_folder_of_checkpoints(tmp_path: Path) -> No
 def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "cotune")
     record = Record.create(tmp_path / "run", CONFIG)
-    record.listeners = [Listener()]
+    record.listeners = [RunDisplay()]
     hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
     record.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
     record.event("notice", 1, text="population of 2")

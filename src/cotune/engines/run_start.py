@@ -12,14 +12,14 @@ from cotune.config.build import build_llm, build_strategy, initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changes
 from cotune.config.run_file import RunConfig
-from cotune.engines.best_policy import BestPolicy
+from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
 from cotune.errors import ConfigError
 from cotune.experiments.report.run_report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
-from cotune.run.events import Listener
+from cotune.run.events import RunDisplay
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
@@ -83,8 +83,7 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
         record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
-            console = Listener(settings.console, total_steps)
-            record.listeners = [console, ReportListener(folder)]
+            record.listeners = [RunDisplay(settings.console, total_steps), ReportListener(folder)]
             record.rollouts_every = settings.rollouts_every
             record.total_steps = total_steps
             record.charge_check(settings.llm_checks or ())

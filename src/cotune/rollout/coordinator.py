@@ -17,7 +17,7 @@ from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, St
 from cotune.rollout.drivers import run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.rollout.metrics import trajectory_metrics, without_variance
-from cotune.run.notices import equal_rewards_notice
+from cotune.run.events import equal_rewards_notice
 from cotune.run.record import CachedLLM, Record, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotune.methods.context_distillation import is_hinted
-from cotune.run.notices import (
+from cotune.run.events import (
     ENVIRONMENT_ERROR_SHARE,
     FAILED_CALLS,
     FAILED_SEARCH_SHARE,
@@ -27,7 +27,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted rollout and among the
     others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>` the mean number of turns per rollout
     with that kind of action (for a tool, its calls), and `actions_failed/<kind>` the share of these calls that went
-    wrong. These three and the shares of `run.notices` are left out if they are zero.
+    wrong. These three and the shares of `run.events` are left out if they are zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]

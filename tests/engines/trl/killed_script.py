@@ -16,7 +16,7 @@ from tests.engines.trl.script_runs import begin
 
 def before_the_swap(step: int) -> None:
     """When the best policy of a step is complete, and the earlier one is gone."""
-    from cotune.engines.best_policy import BestPolicy
+    from cotune.engines.evaluation import BestPolicy
 
     swap_in = BestPolicy._swap_in
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from cotune.engines.trl.batches import (
+from cotune.engines.trl.policy_update import (
     by_prompt,
     fill_up,
     informative_rows,

@@ -144,7 +144,7 @@ def killed_at(place: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise Kill
 
     write = {"best.json": "run.best.write_json_atomic"}.get(
-        place, "engines.best_policy.write_atomic"
+        place, "engines.evaluation.write_atomic"
     )
     with monkeypatch.context() as patch:
         if place == "swap":  # the old one is gone, the new one not in its place

@@ -18,7 +18,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import State, Strategy
 from cotune.run.best import read_best
-from cotune.run.events import Listener
+from cotune.run.events import RunDisplay
 from cotune.run.scores import Score
 from cotune.types import Prompt
 from tests.engines.trl.setup import HINT, Counting, Run, start
@@ -147,7 +147,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
 
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
     out = io.StringIO()
-    run.folder.listeners.append(Listener(Console(file=out, width=500), 2))
+    run.folder.listeners.append(RunDisplay(Console(file=out, width=500), 2))
     run.joint.batches = 1
     evaluation(run.joint, 1)
     strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.75, 0.75])))

@@ -17,7 +17,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from cotune.engines.trl.batches import completion_logits, score_completions
+from cotune.engines.trl.policy_update import completion_logits, score_completions
 from cotune.policy.sampling import can_share
 
 SHAPE: dict[str, Any] = {

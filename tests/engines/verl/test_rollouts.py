@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from transfer_queue.utils.serial_utils import decode, encode
 
-from cotune.engines.verl.rows import SessionResult, without_columns
+from cotune.engines.verl.processes import SessionResult, without_columns
 from cotune.engines.verl.trainer import in_order
 from cotune.errors import ConfigError, EngineError
 from cotune.types import Assignment, Prompt, Task

@@ -16,8 +16,7 @@ from torch.optim import SGD
 from transformers import get_scheduler
 
 from cotune.config.run_file import TrainingConfig
-from cotune.engines.best_policy import BestPolicy
-from cotune.engines.evaluation import RunEvaluation, conclude
+from cotune.engines.evaluation import BestPolicy, RunEvaluation, conclude
 from cotune.engines.joint import Joint
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import begin_joint, opened_run, run_file_parts

@@ -17,8 +17,7 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
 from cotune.data.splits import SPLITS
-from cotune.engines.best_policy import BestPolicy
-from cotune.engines.evaluation import Outcome, RunEvaluation, conclude
+from cotune.engines.evaluation import BestPolicy, Outcome, RunEvaluation, conclude
 from cotune.engines.joint import RunSettings, check_identity, world
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
 from cotune.engines.trl.checks import check_args, check_trl

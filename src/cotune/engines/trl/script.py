@@ -232,16 +232,13 @@ def ask_llm(llm: Any, record: Record) -> None:
     if not isinstance(llm, OpenAIOptions):
         return
     try:
-        calls = make_first_call(llm)
+        record.charge_check(make_first_call(llm))
     except LLMError as error:
-        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
+        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm, or set optional=True in "
+        text += "cotune.OpenAIOptions to train without its proposals"
         if not llm.optional:
-            raise ConfigError(
-                f"{text}, or set optional=True in cotune.OpenAIOptions to train without its proposals"
-            ) from error
+            raise ConfigError(text) from error
         _log.warning("%s", text)
-        return
-    record.charge_check(calls)
 
 
 def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -> Limits:
@@ -341,7 +338,8 @@ def script_settings(
         parts: `ScriptData.parts`; None for an environment of the script's own.
     """
     output = Path(cast(str, args.output_dir))
-    group = args.num_generations or 1
+    shape = run_shape(args)
+    group = shape.group_size
     optimizer_steps = steps_per_batch(args)
     every = 0
     if args.eval_strategy != IntervalStrategy.NO and environment.tasks("validation"):
@@ -369,7 +367,7 @@ def script_settings(
         else {"kind": "python", "object": reference_to(type(llm))},
         "training": {
             "steps": -(-args.max_steps // optimizer_steps),
-            "questions_per_step": (args.generation_batch_size or group) // group,
+            "questions_per_step": shape.questions_per_step,
             "group_size": group,
             "mini_batches": optimizer_steps // args.num_iterations,
             "micro_batch_size": 1,

@@ -12,14 +12,16 @@ from uuid import uuid4
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from cotune.engines.verl.rows import (
+from cotune.engines.verl.processes import (
     RESULT,
     ROW,
+    SECTION,
     PromptRow,
     SessionResult,
+    Worker,
     without_columns,
+    worker_of,
 )
-from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import stable_seed

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines.best_policy import BestPolicy
+from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.errors import ConfigError, EngineError
 from cotune.policy.adapters import write_adapter

@@ -31,8 +31,8 @@ from cotune.engines.joint import Joint, Parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import begin_joint, opened_run, run_file_parts
 from cotune.engines.verl.checkpoints import VerlBest, keep_newest
+from cotune.engines.verl.processes import SECTION, WORKERS, Worker
 from cotune.engines.verl.settings import verl_config
-from cotune.engines.verl.worker import SECTION, WORKERS, Worker
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.checkpoints import save_state

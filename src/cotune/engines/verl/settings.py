@@ -104,7 +104,7 @@ def _data_values(config: RunConfig) -> dict[str, Any]:
     return {
         "data.train_files": "of the run file",
         "data.val_files": "of the run file",
-        "data.custom_cls.path": "pkg://cotune.engines.verl.rows",
+        "data.custom_cls.path": "pkg://cotune.engines.verl.processes",
         "data.custom_cls.name": "Questions",
         "data.shuffle": False,
         "data.train_batch_size": config.training.questions_per_step,

@@ -25,7 +25,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 import cotune.engines.verl.losses  # noqa: F401  registers the estimator
-from cotune.engines.verl.rows import (
+from cotune.engines.verl.processes import (
     RESULT,
     ROW,
     PromptRow,

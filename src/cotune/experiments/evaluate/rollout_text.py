@@ -8,7 +8,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from cotune.protocols import Codec
-from cotune.run.notices import limit_name, truncation_metrics, truncation_notice
+from cotune.run.events import limit_name, truncation_metrics, truncation_notice
 from cotune.run.scores import score_trajectories
 from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable

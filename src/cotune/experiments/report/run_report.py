@@ -25,9 +25,8 @@ from cotune.experiments.report.charts import (
 )  # fmt: skip
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.run.best import InstructionRow, instruction_rows, read_best
-from cotune.run.events import EVENTS, describe_event
+from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event, truncation_notice
 from cotune.run.json_files import Row
-from cotune.run.notices import TRUNCATED_SHARE, truncation_notice
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
 from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
