@@ -150,9 +150,7 @@ def build_strategy(
     """Build the strategy that a method's options describe.
 
     Args:
-        environment: provides the training questions and the texts that an instruction must contain.
-        instruction: the initial one.
-        limits: token limits; they determine the length limit of evolved texts.
+        limits: determine the length limit of evolved texts.
         tokens: the policy's codec; None disables token counting.
     """
     context = Context(

@@ -131,13 +131,10 @@ class P2O(JointMethod, P2OOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherMethod(JointMethod):
-    """A method that an installed package adds, by its options.
-
-    Attributes:
-        strategy: the options; their `kind` names the method in the entry points `cotune.methods`.
-    """
+    """A method that an installed package adds, by its options."""
 
     strategy: MethodOptions
+    """Their `kind` names the method in the entry points `cotune.methods`."""
 
     @cached_property
     def options(self) -> MethodOptions:

@@ -15,12 +15,7 @@ from cotune.utils.progress import begin
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
-    """Raise ConfigError if no policy can act under the instruction, or the instruction cannot evolve.
-
-    Args:
-        instruction: the initial one; blank counts as none.
-        strategy: the kind of strategy.
-    """
+    """Raise ConfigError if no policy can act under the initial instruction, or a strategy of this kind evolve it."""
     method = method_of(strategy)
     if method.evolves == "instruction" and not instruction.strip():
         raise ConfigError(
@@ -106,8 +101,6 @@ def check_prompts(
     evolved texts included.
 
     Args:
-        instruction: the initial one.
-        splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
         leave_out: how to leave questions out, for the message.

@@ -102,10 +102,7 @@ class Chain:
         return "not begun" if waiting and not self.finished else f"begun, {current}"
 
     def look(self) -> None:
-        """Take over what is finished in the folder, and find the command that is due.
-
-        Raises ConfigError: a folder holds a run of another configuration.
-        """
+        """Take over what is finished in the folder, and find the command that is due, or raise ConfigError."""
         self.command = None
         for index in range(len(self.finished), len(self.stages)):
             name = self.stages[index]
@@ -218,10 +215,9 @@ def run_chains(
 def start(
     words: Sequence[str], log: Path, threads: int | None = None, gpu: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `cotune WORDS` in a process that the kernel, on Linux, ends if this process is killed.
+    """Start `cotune WORDS`, its output in `log`, in a process that the kernel, on Linux, ends if this one is killed.
 
     Args:
-        log: the file for its output; replaced.
         threads: None for as many as there are cores.
         gpu: the only one that it sees; None for all.
     """

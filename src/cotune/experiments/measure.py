@@ -63,8 +63,7 @@ class NextTasks(Chain):
     instruction, unless it has one of its own. All pay as many rollouts, whatever their method verifies.
 
     Args:
-        config: the run file that they change.
-        start: the policy and the instruction of the first one; None for those of its run file.
+        start: the policy and the instruction of the first one; None for those of the run file that they change.
     """
 
     def __init__(
@@ -110,14 +109,11 @@ class MeasuredRun:
 
     Attributes:
         label: the row of a suite that it is a seed of; else its path.
-        trained_config: its run file.
-        config: the same with the policy that training started from; if that was the best one of another run,
+        config: its run file, but with the policy that training started from; if that was the best one of another run,
             the one that this started from.
-        instruction: the best one.
         policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
 
-    Raises:
-        ConfigError: it is not the folder of a run, keeps no policy yet, or is a script's.
+    Raises ConfigError: it is not the folder of a run, keeps no policy yet, or is a script's.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -430,18 +430,16 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
 
 def _choose_format(run: RunDir, format: Format | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
+    trained = "all weights (no policy.lora)"
+    fitting: tuple[Format, ...] = ("full", "merged")
     if is_adapter(run.best_path):
-        if format == "full":
-            raise ConfigError(
-                f"--format is full, but {run.path} trained an adapter (policy.lora); expected adapter, or merged for "
-                "whole weights"
-            )
-        return format or "adapter"
-    if format == "adapter":
+        trained = "an adapter (policy.lora)"
+        fitting = ("adapter", "merged")
+    if format is not None and format not in fitting:
         raise ConfigError(
-            f"--format is adapter, but {run.path} trained all weights (no policy.lora); expected full"
+            f"--format is {format}, but {run.path} trained {trained}; expected {' or '.join(fitting)}"
         )
-    return "full"
+    return "full" if "full" in fitting else format or "adapter"
 
 
 def _stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:

@@ -97,10 +97,7 @@ _notebook_loop = BackgroundLoop()
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook.
-
-    Ctrl-C cancels it and waits until it has ended.
-    """
+    """Return a coroutine's result, run in this thread; in another one if a loop runs here. Ctrl-C waits for its end."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

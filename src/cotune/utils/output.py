@@ -81,11 +81,7 @@ _OF_TORCH = {
 
 
 def file_failure(error: BaseException, folder: Path | None = None) -> str:
-    """Return which file failed, why, and what helps, in one line; "" if neither the error nor a cause is of a file.
-
-    Args:
-        folder: what to name if the error names no file.
-    """
+    """Return which file failed (or the folder), why, and what helps; "" if neither the error nor a cause is of one."""
     cause = error
     while (number := _errno_of(cause)) is None:
         if cause.__cause__ is None:

@@ -42,11 +42,9 @@ class SuiteMethod(BaseModel, frozen=True):
 
     Attributes:
         name, label: its key in the suite file, and its name in tables.
-        status: "unequal": it paid more or fewer rollouts than its compute class allows.
-        problem: why its status is not "ok", in a line.
+        status, problem: "unequal" if it paid more or fewer rollouts than its compute class allows; and why, in a line.
         score, plain, before: held-out reward after training under the best instruction, under the
             initial one, and before training.
-        by_seed: its score by seed.
         gain: score less the baseline's.
         quadrants: by quadrant ("trained_plain") and decoding ("sampled"); {} if not all seeds have them.
         divergence: KL(trained ‖ initial) per token by prompt ("plain", "prompted"), likewise.
@@ -89,12 +87,9 @@ class SuiteSummary(BaseModel, frozen=True):
 
     Attributes:
         measure: what the scores measure: "exact match" or "mean reward".
-        strata: number of held-out questions by stratum.
-        n: number of held-out questions that are scored; None before the first run is finished.
-        llm: the LLMs that wrote proposals.
+        strata, n: number of held-out questions by stratum, and of those that are scored (None before a run is finished).
         verdict: the outcome in a sentence.
         created: Unix time.
-        methods: in the order of the suite file.
     """
 
     schema_version: int = 1
@@ -155,13 +150,7 @@ _COLUMNS = ["row", "seed", "figure", "question", "stratum", "reward"]
 
 
 def summarise(suite: SuiteConfig, cells: Sequence[SuiteCell], llm: str) -> SuiteSummary:
-    """Return a suite's summary, over the runs that are finished.
-
-    Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
-
-    Args:
-        llm: the LLMs that propose.
-    """
+    """Return a suite's summary, over the runs that are finished; mark a cell as failed if its evaluation is unusable."""
     tables: list[ScoreTable] = []
     sizes: dict[str, int] = {}
     finished: list[SuiteCell] = []

@@ -176,7 +176,6 @@ def compare(
     """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
-        assignments: fields that replace the file's, as in `seeds=[0]`.
         again: the command that resumes the suite; None for `cotune compare`.
 
     Raises:
@@ -218,12 +217,7 @@ def compare(
 def demo(folder: Path, seed: int, console: Console) -> "SuiteSummary":
     """Run the suite that ships with this package; return its summary.
 
-    A stopped demo is resumed, and of a finished one the result is shown again. Another seed is added to
-    the same folder.
-
-    Raises:
-        ConfigError: TRL is not installed, or the folder holds something else.
-        Stopped: Ctrl-C.
+    A stopped demo is resumed, and of a finished one the result is shown again. Another seed is added to the folder.
     """
     need("trl", "cotune demo")
     suites = resources.files("cotune.experiments.compare") / "suites"

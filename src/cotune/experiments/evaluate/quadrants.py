@@ -80,11 +80,10 @@ class Quadrants:
         samples, temperature: sampled rollouts a question, and their temperature.
         initial, best: the two instructions. If they are equal, the two prompts coincide.
         trained: whether the weights were; if not, the two weights coincide.
-        questions, strata: the id of each question, and its stratum.
+        questions, strata: ids and strata.
         rewards: by quadrant and decoding: of the greedy rollout, and the mean of the sampled ones.
         divergences: by prompt, as in `PromptScores`. Empty if the weights were not trained, or a server sampled.
-        since: the run folder, relative to this one, whose policy and instruction the initial ones are;
-            "" for this run's own.
+        since: the run folder, relative to this one, of the initial policy and instruction; "" for this one.
         rollouts, generated_tokens: the cost of the evaluation.
         of: hash of the run's best.json, which shows whether this is still its best policy.
         created: Unix time.
@@ -220,11 +219,9 @@ def evaluate_quadrants(
     not made again. Both policies are in memory at the same time, for their divergence, unless a server has them.
 
     Args:
-        config: the run file; its limits, seed and environment apply.
         options: one set of questions, and at least one sample of each.
         since: the first of several runs that each continued the one before: its policy and instruction are the initial
             ones. None is this run.
-        open_policy: the engine's.
         samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:

@@ -53,8 +53,7 @@ class QuestionSet:
     """Questions with their environment and scoring.
 
     Attributes:
-        name: the split's, the benchmark's, or the file's; `environment.tasks(name)` are the questions.
-        title: its name in tables.
+        name, title: the split's, the benchmark's, or the file's; `environment.tasks(name)` are the questions.
         source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
         tasks: the first of the questions, which are evaluated.

@@ -37,14 +37,11 @@ _log = logging.getLogger("cotune")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation on held-out questions.
-
-    Attributes:
-        rewards: by question; {} if its rollouts are not stored.
-    """
+    """An evaluation on held-out questions."""
 
     score: Score
     rewards: Mapping[str, float]
+    """By question; {} if its rollouts are not stored."""
 
     def gain_interval(self, before: "Evaluation") -> tuple[float, float] | None:
         """Return the 95 % interval of the gain over an earlier one; None if they have not the same questions."""
@@ -356,11 +353,9 @@ def _charts(run: RecordedRun, curves: Mapping[str, str]) -> list[Chart]:
 
 
 def _held_out_chart(run: RecordedRun) -> Chart | None:
-    """Draw held-out scores over training, one series per split.
+    """Draw held-out scores over training, one series per split, under the best instruction of the time.
 
-    From the initial instruction before training to the best one of its time; the trained policy
-    under the initial instruction is in the table, not here. At the end, validation chooses between
-    contenders, so the best score of a step counts.
+    At the end, validation chooses between contenders, so the best score of a step counts.
     """
     by_split: dict[str, list[Row]] = {}
     for event in run.of_kind("evaluated"):
@@ -541,8 +536,7 @@ class Group:
     """The rollouts of one question in one training step.
 
     Attributes:
-        rollouts: as stored, lowest rewards first, MOST_COLUMNS of them at most.
-        rewards: all rewards, sorted.
+        rollouts: as stored, lowest rewards first, MOST_COLUMNS of them at most; the rewards are of all.
         hinted: number of rollouts that were sampled under a hint.
     """
 
