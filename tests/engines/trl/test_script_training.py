@@ -67,6 +67,7 @@ def test_a_trainer_class_scores_and_weighs_all_rollouts_itself(
     for ours, theirs in zip(figures(training), figures(plain("static"))[:2], strict=True):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
     assert rows == {"scored": [6, 6], "in the loss": [6, 6]}
+    assert "updates are slower" in training.events("notice")[0]["text"]
     with pytest.raises(ConfigError, match="trainer_class is <class 'int'>; expected a subclass of"):
         begin(tmp_path / "refused", trainer_arguments={"trainer_class": int})
 

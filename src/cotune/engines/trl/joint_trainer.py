@@ -405,6 +405,9 @@ class JointTrainer(PolicyUpdate):
         is_fresh = chosen is None or chosen.path is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
+        if is_fresh and not self.scores_shared:
+            text = "the trainer feeds a prompt again for each of its rollouts: updates are slower than with TRL 1.16's"
+            record.event("notice", 0, text=text)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; the trainer would train one more step."""
