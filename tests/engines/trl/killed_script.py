@@ -46,12 +46,12 @@ def in_the_weights(step: int) -> None:
 
 def before_the_report(step: int) -> None:
     """When the summary is written, but not the report."""
-    from cotune.engines import conclude
+    from cotune.engines import evaluation
 
     def killed(*_: object) -> NoReturn:
         kill()
 
-    conclude.write_report = killed  # pyright: ignore
+    evaluation.write_report = killed  # pyright: ignore
 
 
 PLACES: dict[str, Callable[[int], None]] = {
