@@ -1,11 +1,14 @@
-"""Which pair of policy and instruction is kept, in words."""
+"""The record of what a run keeps, and the instructions that it was chosen from."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.best import BestRecord, read_best
+from cotune.run.best import BestRecord, instruction_rows, read_best
+from cotune.run.json_files import write_atomic
+from cotune.run.record import Record
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,67 @@ def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text('{"schema_version": 2, "instruction": "Do."}')
     with pytest.raises(ConfigError, match="cannot be read \\(schema_version"):
         read_best(tmp_path)
+
+
+def born(run: Record, number: int, parent: str | None, text: str = "", step: int = 0) -> None:
+    run.event("instruction_born", step, id=f"i{number}", text=text or f"Do {number}.", born=step,
+              parent=parent, origin="initial" if parent is None else "reflection", critique="why",
+              score=None if parent is None else 0.75, parent_score=None if parent is None else 0.5,
+              )  # fmt: skip
+
+
+def population(run: Record, step: int, **weights: float) -> None:
+    run.event("population", step, members=[
+        {"id": name, "weight": weight, "probability": 0.5, "observed": weight, "observed_rollouts": 10 * step}
+        for name, weight in weights.items()
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Record:
+    run = Record.create(tmp_path / "run", {"name": "demo"})
+    born(run, 0, None)
+    born(run, 1, "i0")
+    population(run, 1, i0=0.25, i1=0.125)
+    born(run, 2, "i1", step=2)
+    run.event("instruction_pruned", 2, id="i1", weight=0.125, cause="prune")
+    population(run, 2, i0=0.25, i2=0.5)
+    return run
+
+
+def keep_best(run: Record, instruction_id: str, text: str) -> None:
+    run.best_path.mkdir()
+    best = {"schema_version": 1, "instruction_id": instruction_id, "instruction": text, "hint": ""}
+    write_atomic(run.best_path / "best.json", json.dumps(best))
+
+
+def test_rows_have_the_last_that_is_known_of_each(run: Record) -> None:
+    first, second, third = instruction_rows(run)
+    assert (first.weight, first.observed_rollouts, first.pruned) == (0.25, 20, None)
+    assert (second.weight, second.observed_rollouts, second.pruned) == (0.125, 10, 2)
+    assert (third.weight, third.score, third.parent_score, third.born) == (0.5, 0.75, 0.5, 2)
+    assert [row.parent for row in (first, second, third)] == [None, "i0", "i1"]
+    assert [row.best for row in (first, second, third)] == [False, False, True]
+
+
+def test_the_best_is_the_kept_one_before_the_heaviest(run: Record) -> None:
+    assert [row.text for row in instruction_rows(run) if row.best] == ["Do 2."]
+    keep_best(run, "i0", "Do 0.")
+    assert [row.id for row in instruction_rows(run) if row.best] == ["i0"]
+
+
+def test_weights_that_an_evolution_reset_do_not_rank(run: Record) -> None:
+    members = [
+        {"id": name, "weight": 0.0, "observed": observed, "observed_rollouts": rollouts}
+        for name, observed, rollouts in (("i0", 0.25, 20), ("i2", 0.5, 10), ("i3", None, 5))
+    ]
+    run.event("population", 3, members=members)
+    assert [row.id for row in instruction_rows(run) if row.best] == ["i2"]
+
+
+def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) -> None:
+    run = Record.create(tmp_path / "run", {"name": "demo"})
+    assert instruction_rows(run) == []
+    keep_best(run, "i0", "Answer.")
+    (row,) = instruction_rows(run)
+    assert (row.id, row.text, row.best, row.weight) == ("i0", "Answer.", True, None)

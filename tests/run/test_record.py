@@ -1,16 +1,27 @@
-"""The record of a run: resumed, followed by listeners, silent on other ranks."""
+"""The record of a run: resumed, followed by listeners, silent on other ranks; and the LLM's replies, used again."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotune.errors import ConfigError
+from cotune.errors import ConfigError, EvolutionError, LLMError
+from cotune.llm.client import MeteredLLM
+from cotune.methods.static import StaticStrategy
+from cotune.protocols import LLM, Recorder, Rollout
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.run.costs import Totals
 from cotune.run.events import RunDisplay
-from cotune.run.record import Record
+from cotune.run.json_files import append, json_line
+from cotune.run.record import CachedLLM, Record, ReplyCache
 from cotune.run.run_dir import RunDir
-from cotune.types import Assignment, Prompt
-from tests.helpers import make_tasks, make_trajectory
+from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
+from cotune.utils.progress import listening
+from tests.helpers import WAITING, make_tasks, make_trajectory, one_step
+from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
+from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler
 
 CONFIG = {"library": "trl", "name": "mine", "seed": 0, "steps": 4}
 
@@ -71,3 +82,246 @@ def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCapt
         ("WARNING", "step 1: population of 2"),
         ("DEBUG", "step 2: hints: 3/9 evaluations, 1 hints, best 0.50"),
     ]
+
+
+TASKS = make_tasks(4)
+ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"key": "c', b'{"key": "c"}\n', b"\x00\x00\n", b"[3]\n", b"{}\n"]
+)
+def test_a_line_that_cannot_be_read_is_ignored(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "log"
+    for key in "ab":
+        append(path, json_line({"key": key, **ROW}, "row"))
+    append(path, torn)
+    cache = ReplyCache(path)
+    assert [cache.find(key) is not None for key in "abc"] == [True, True, False]
+    cache.add({"key": "d", **ROW})
+    assert [ReplyCache(path).find(key) is not None for key in "abcd"] == [True, True, False, True]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@dataclass
+class World:
+    """What is asked of the policy and of the LLM, and when it is killed."""
+
+    asked: list[str] = field(default_factory=list)
+    kill_at: int = -1  # of the questions of this attempt; the one that is cut off
+
+    def ask(self, what: str) -> None:
+        if len(self.asked) == self.kill_at:
+            raise Killed
+        self.asked.append(what)
+
+
+class Evolving(StaticStrategy):
+    """A phase of three replies and three rollout calls, each made of what came before."""
+
+    def __init__(self, trail: list[Any], shout: str = "") -> None:
+        super().__init__("say ")
+        self._trail, self._shout = trail, shout
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        text = ""
+        for turn in range(3):
+            prompt = Prompt(f"say {text}{self._shout if turn == 1 else ''}")
+            assignments = [Assignment(task, prompt, prompt, "i0", 0) for task in TASKS[:2]]
+            found = rollout(
+                assignments, purpose="verify" if turn < 2 else "evolve", greedy=turn < 1
+            )
+            self._trail.append(found)
+            try:
+                shout = self._shout if turn else ""
+                text = llm.complete(f"{turn} {shout}{[t.own_text for t in found]}").text
+            except LLMError as error:
+                text = f"({error})"
+            self._trail.append(text)
+            if text == "give up":
+                raise EvolutionError("nothing works")
+        record("evolution", text=text)
+        return {"length": float(len(text))}
+
+
+class Endpoint:
+    """An LLM whose second reply of a phase fails, unless it is repaired."""
+
+    def __init__(self, world: World, texts: Sequence[str]) -> None:
+        self._world, self._texts = world, texts
+
+    def complete(self, prompt: str) -> Completion:
+        self._world.ask(f"llm {prompt[0]}")
+        text = self._texts[int(prompt[0])]
+        if text == "fails":
+            raise LLMError("503")
+        return Completion(text, 10, 2)
+
+
+class Watched(ScriptedSampler):
+    def __init__(self, world: World) -> None:
+        super().__init__(CharacterCodec(), reply, logprob=-0.1)
+        self._world = world
+
+    def open(self, sampling: Sampling) -> Any:
+        self._world.ask(f"roll out {sampling.temperature} {sampling.seed}")
+        return super().open(sampling)
+
+
+@dataclass
+class Attempt:
+    """One attempt at step 5: from its beginning, or taken up from the checkpoint of step 4."""
+
+    run: Record
+    totals: Totals
+    trail: list[Any]
+    asked: list[str]
+    result: Any
+
+
+TEXTS = ("one", "fails", "three")
+
+
+def attempt(
+    folder: Path,
+    kill_at: int = -1,
+    texts: Sequence[str] = TEXTS,
+    shout: str = "",
+    comm: Any = None,
+    model: str = "m",
+) -> Attempt:
+    """Runs step 5 until it ends or is killed; a second one in the same folder resumes."""
+    world, trail, result = World(kill_at=kill_at), list[Any](), None
+    resumed = Record.is_run(folder)
+    run = Record.open(folder) if resumed else Record.create(folder, {})
+    run.begin_attempt(4 if resumed else None)
+    if not resumed:
+        run.step = 4
+        run.count("train", 8, 80)
+        run.event("saved", 4)
+    coordinator = Coordinator(
+        strategy=Evolving(trail, shout),
+        environment=Yes(),
+        codec=CharacterCodec(),
+        sampler=Watched(world),
+        llm=MeteredLLM(Endpoint(world, texts), run, model),
+        record=run,
+        settings=RolloutSettings(seed=5),
+        comm=comm,
+    )
+    try:
+        rollouts, metrics = one_step(coordinator, TASKS, 2, Progress(5, 0, total_steps=9))
+        result = rollouts, {k: v for k, v in metrics.items() if k not in WAITING}
+    except (Killed, EvolutionError) as ended:
+        result = ended
+    return Attempt(run, run.totals(), trail, world.asked, result)
+
+
+def counted(totals: Totals) -> list[Any]:
+    names = ("rollouts", "generated_tokens", "llm_calls", "llm_failed")
+    return [getattr(totals, name) for name in names]
+
+
+def learnt(run: Record) -> list[Any]:
+    kinds = {row["kind"]: row.get("text") for row in run.read_events()}
+    return [kinds["evolution"], run.read_trajectories(5, "train")[0]["completion_ids"]]
+
+
+def calls(asked: Sequence[str]) -> list[str]:
+    return [what for what in asked if what.startswith("llm")]
+
+
+@pytest.mark.parametrize("first", range(7))
+@pytest.mark.parametrize("second", [0, 1, 3])
+def test_a_phase_cut_off_anywhere_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    """Questions: rollout, reply, rollout, failure, rollout, reply; then the training rollouts."""
+    unbroken = attempt(tmp_path / "unbroken")
+    assert [asked.split()[0] for asked in unbroken.asked] == ["roll", "llm"] * 3 + ["roll"]
+    folder = tmp_path / "broken"
+    pieces = [attempt(folder, first), attempt(folder, second), attempt(folder)]
+    assert isinstance(pieces[0].result, Killed)
+    assert pieces[-1].result == unbroken.result
+    assert pieces[-1].trail == unbroken.trail
+    assert learnt(pieces[-1].run) == learnt(unbroken.run)
+    assert counted(pieces[-1].totals) == counted(unbroken.totals)
+    # No reply is paid twice; what failed is asked again.
+    paid = [what for piece in pieces for what in calls(piece.asked) if what != "llm 1"]
+    assert paid == ["llm 0", "llm 2"]
+    if first > 1:
+        (notice, *_) = [r["text"] for r in pieces[-1].run.read_events() if r["kind"] == "notice"]
+        assert notice.endswith("replies of the evolution that was cut off are used again")
+
+
+def test_other_questions_are_asked(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", kill_at=6)
+    other = attempt(tmp_path / "run", shout="LOUD")
+    assert calls(other.asked) == ["llm 1", "llm 2"]
+    fresh = attempt(tmp_path / "fresh", shout="LOUD")
+    assert other.trail == fresh.trail
+    assert counted(other.totals) == counted(fresh.totals)
+
+
+def test_replies_of_another_llm_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", kill_at=4)
+    other = attempt(tmp_path / "run", texts=("uno", "dos", "tres"), model="other")
+    assert calls(other.asked) == ["llm 0", "llm 1", "llm 2"]
+    assert other.trail[1::2] == ["uno", "dos", "tres"]
+    assert counted(other.totals)[2:4] == [3, 0]
+
+
+def test_a_phase_that_ended_the_run_is_asked_anew(tmp_path: Path) -> None:
+    ended = attempt(tmp_path / "run", texts=("one", "two", "give up"))
+    assert isinstance(ended.result, EvolutionError)
+    repaired = attempt(tmp_path / "run")
+    assert repaired.asked == attempt(tmp_path / "fresh").asked
+
+
+def test_two_processes_end_as_one(tmp_path: Path) -> None:
+    def both(first: Path, kill_at: int = -1) -> list[Any]:
+        folders = [first, tmp_path / f"{first.name}-{kill_at}-served"]
+        return on_two_ranks(lambda comm: attempt(folders[comm.rank], kill_at, comm=comm))
+
+    alone = attempt(tmp_path / "alone")
+    unbroken = both(tmp_path / "unbroken")
+    assert [a.result for a in unbroken] == [alone.result] * 2
+    attempt(tmp_path / "run", kill_at=3)
+    resumed = both(tmp_path / "run")
+    assert [a.result for a in resumed] == [alone.result] * 2
+    assert calls(resumed[0].asked) == ["llm 1", "llm 2"]
+
+
+def ask(folder: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion]:
+    """The replies of a step's LLM to prompts, from a fresh record of the folder."""
+    record = Record.open(folder) if Record.is_run(folder) else Record.create(folder, {})
+    cached = CachedLLM(llm, record, step)
+    return [cached.complete(prompt) for prompt in prompts]
+
+
+def test_a_reply_comes_back_as_it_was(tmp_path: Path) -> None:
+    odd = Completion("\ud83d cut", 3, 4, truncated=True)
+    for llm in (ScriptedLLM([odd]), ScriptedLLM([])):
+        assert ask(tmp_path / "run", llm, "why?") == [odd]
+
+
+def test_a_prompt_that_is_sent_twice_has_two_replies_and_other_steps_have_theirs(
+    tmp_path: Path,
+) -> None:
+    for texts in (["a", "b"], []):
+        replies = ask(tmp_path / "run", ScriptedLLM(texts), "why?", "why?")
+        assert [reply.text for reply in replies] == ["a", "b"]
+    assert [r.text for r in ask(tmp_path / "run", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
+
+
+def test_calls_under_way_are_reported_and_recalled_ones_are_not(tmp_path: Path) -> None:
+    found: list[tuple[str, int, int]] = []
+    for _ in range(2):
+        with listening(lambda *report: found.append(report)):
+            ask(tmp_path / "run", ScriptedLLM(["a", "b"]), "1", "2")
+    assert found == [("llm", 0, 1), ("llm", 1, 2)]
