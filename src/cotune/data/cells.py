@@ -142,13 +142,8 @@ def check_messages(messages: Sequence[object], column: str, place: str) -> None:
         fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
         content: Any = fields.get("content")
         if isinstance(content, list):
-            parts = cast("list[Any]", content)
-            is_text = all(
-                isinstance(part, Mapping)
-                and part.get("type") == "text"
-                and isinstance(part.get("text"), str)
-                for part in parts
-            )
+            texts = [_part_text(part) for part in cast("list[object]", content)]
+            is_text = all(isinstance(text, str) for text in texts)
         else:
             is_text = content is None or isinstance(content, str)
         if "role" not in fields or not is_text:
@@ -156,6 +151,11 @@ def check_messages(messages: Sequence[object], column: str, place: str) -> None:
                 f'{place}: message {i} of "{column}" is {shorten(message)}; expected {{role: …, content: …}}, '
                 "and only text"
             )
+
+
+def _part_text(part: object) -> object:
+    fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+    return fields.get("text") if fields.get("type") == "text" else None
 
 
 def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:

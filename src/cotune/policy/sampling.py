@@ -158,8 +158,8 @@ class Rows:
     @staticmethod
     def of(names: list[int], fed: list[int], mask: torch.Tensor, cache: Cache) -> "Rows":
         """Return the rows of a cache after a forward pass."""
-        layers = [cast(Any, (layer.keys, layer.values)) for layer in cache.layers]
-        return Rows(names, fed, mask, layers)
+        layers = cast("list[GrowingLayer]", cache.layers)
+        return Rows(names, fed, mask, [cast(Any, (layer.keys, layer.values)) for layer in layers])
 
 
 def joined(pieces: Sequence[Rows]) -> Rows:
