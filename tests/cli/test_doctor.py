@@ -330,7 +330,7 @@ def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
     with retrieval_server(lambda query: ["a passage"]) as url:
         assert asked(url)() == f"environment.retriever: {url} answers"
         said = lacking(asked(url.replace("retrieve", "search")))
-        assert "status 404 (is the address right?" in said
+        assert "status 404: check the address" in said
     said = lacking(asked(url))
     assert said.startswith("environment.retriever.url")
     assert "start the server, such as Search-R1's" in said

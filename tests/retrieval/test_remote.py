@@ -83,7 +83,7 @@ def test_what_a_model_writes_and_a_server_sends_can_be_encoded(server: Server) -
 
 
 def status(code: int) -> str:
-    return f"status {code} (is the address right"
+    return f"status {code}: check the address"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_failure_is_one_line_and_tried_again_if_it_may_pass(
         retriever(retries=8).search(["a"], 2)
     text = str(caught.value)
     assert message in text
-    assert ("Redirects" in text) == ("is the address right" in message)
+    assert ("redirects are not followed" in text) == ("check the address" in message)
     assert "\n" not in text
     assert len(text) < 300
     assert len(server.requests) == attempts
