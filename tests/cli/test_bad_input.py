@@ -358,7 +358,9 @@ def put_files(folder: Path) -> None:
 
 
 def there(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """The files and folders below a folder but Python's own, which importing the user's code may write."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 @pytest.fixture(scope="module")
