@@ -15,7 +15,6 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM
-from cotune.utils.text import shorten
 
 ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
 """The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
@@ -26,7 +25,7 @@ propose (`BankOptions` or its path), or any object with `complete(prompt)`."""
 class JointMethod:
     """Base class of the methods: what they share beside their own options.
 
-    Raises ConfigError: an option is invalid, or `llm` is none of a `ProposingLLM`.
+    Raises ConfigError: an option is invalid, or `llm` is no `ProposingLLM`.
     """
 
     options_class: ClassVar[type[Any]]
@@ -79,8 +78,10 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
         return llm
     if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
         return llm
+    # Its type only: its values may hold an API key.
+    kind = f"the class {llm.__name__}" if isinstance(llm, type) else f"of type {type(llm).__name__}"
     raise ConfigError(
-        f"{name}: llm is {shorten(llm)}; expected a model's name, cotune.OpenAIOptions(model=…), "
+        f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
         "cotune.BankOptions(path=…) or an object with complete(prompt)"
     )
 

@@ -39,8 +39,9 @@ def geo() -> GeoEnvironment:
         (lambda: cotune.INSPO(window=cast(Any, "two")), r"^INSPO: window: expected a valid int"),
         (lambda: cotune.INSPO(instruction=cast(Any, 3)), "INSPO: instruction is of type int"),
         (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
-        (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is <class .*RulesLLM.>; .* an object with complete"),
-        (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is 3; expected"),
+        (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is the class RulesLLM; .* an object with complete"),
+        (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
+        (lambda: cotune.INSPO(llm=cast(Any, {"model": "m", "api_key": "a1B2" * 8})), "INSPO: llm is of type dict"),
         (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
     ],
 )  # fmt: skip
