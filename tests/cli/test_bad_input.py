@@ -196,7 +196,7 @@ def test_folders_that_cannot_be_written(
     before = snapshot(tmp_path)
     error = refused(*(word.format(file=file, out=out, finished=finished) for word in command))
     assert f"{field}: " in error
-    assert error.rstrip().endswith(f"choose another {field}")
+    assert error.rstrip().endswith("choose another folder")
     assert snapshot(tmp_path) == before
 
 

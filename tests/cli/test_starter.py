@@ -79,7 +79,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rewards.py: exists already; give another folder"):
         write_starter("tools", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
-    with pytest.raises(ConfigError, match="is a file; choose another FOLDER"):
+    with pytest.raises(ConfigError, match="is a file; choose another folder"):
         write_starter("tools", tmp_path / "rewards.py")
 
 

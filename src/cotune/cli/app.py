@@ -223,7 +223,7 @@ def evaluate(
     writes nothing into the run folder; --set applies to this evaluation only.
     """
     from cotune.cli.evaluate import evaluate as evaluate_
-    from cotune.cli.evaluate import evaluate_quadrants
+    from cotune.cli.evaluate import show_quadrants
     from cotune.cli.trust import check_server, check_trusted
     from cotune.experiments.evaluate.questions import EvaluationOptions
 
@@ -240,7 +240,7 @@ def evaluate(
     check_trusted(run_folder, trust)
     check_server(run_folder, trust, set_ or ())
     if quadrants:
-        evaluate_quadrants(run_folder, _console(), evaluation, since, as_json, set_ or ())
+        show_quadrants(run_folder, _console(), evaluation, since, as_json, set_ or ())
     else:
         evaluate_(run_folder, _console(), evaluation, as_json, set_ or ())
 

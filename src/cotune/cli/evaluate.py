@@ -1,4 +1,4 @@
-"""`cotune evaluate` scores a run's best policy on held-out questions, `cotune try` shows rollouts of a run file's."""
+"""`cotune evaluate` scores a run's best policy, `cotune try` rolls out the policy that a run file starts from."""
 
 import json
 import os
@@ -15,8 +15,13 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate import quadrants as files
 from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
+from cotune.experiments.evaluate.quadrants import (
+    FILE,
+    evaluate_quadrants,
+    quadrant_table,
+    quadrants_as_json,
+)
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.run.json_files import plain
@@ -44,7 +49,7 @@ def evaluate(
         show_evaluation(evaluation, console)
 
 
-def evaluate_quadrants(
+def show_quadrants(
     folder: Path,
     console: Console,
     options: EvaluationOptions,
@@ -63,16 +68,16 @@ def evaluate_quadrants(
     with _measuring(config, options, console, as_json):
         engine = engine_of(config)
         alike = engine.samples_alike(config)
-        quadrants = files.evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
+        quadrants = evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         quadrants.write(run.path)
         report = command_on(run.path, "report")
-        place = f"written to {run.path / files.FILE}; to show them in the report: {report}"
+        place = f"written to {run.path / FILE}; to show them in the report: {report}"
     if as_json:
-        print(json.dumps(plain(files.as_json(quadrants), "quadrants"), indent=2))
+        print(json.dumps(plain(quadrants_as_json(quadrants), "quadrants"), indent=2))
         return
-    table = files.quadrant_table(quadrants)
+    table = quadrant_table(quadrants)
     console.print(on_console(table))
     for line in map(one_line, (table.notes, place)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -39,8 +39,8 @@ def check_trusted(folder: Path, trust: bool) -> None:
 def check_server(folder: Path, trust: bool, assignments: Sequence[str]) -> None:
     """Check the Tinker server that evaluating a run would send the user's key to.
 
-    One that `assignments` name is the user's choice. Raises ConfigError: not a run folder; or run.yaml names a server on
-    another machine that is neither TINKER_BASE_URL's nor trusted.
+    One that `assignments` name is the user's choice. Raises ConfigError: not a run folder; or run.yaml names a server
+    on another machine that is neither TINKER_BASE_URL's nor trusted.
     """
     recorded = RunDir.open(folder).read_config()
     url = _tinker_server(with_overrides(recorded, assignments))

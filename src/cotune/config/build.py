@@ -57,7 +57,8 @@ def build_environment(
 def run_environment(config: RunConfig, codec: Codec | None = None) -> Environment:
     """Build a run file's environment, without the questions that `dataset.drop_too_long` leaves out.
 
-    Raises as `build_environment`, and if the policy's codec is needed and cannot be loaded.
+    Raises as `build_environment`, and ConfigError if `drop_too_long` is set for an environment that is no
+    `TaskEnvironment`, or needs the policy's codec and it cannot be loaded.
     """
     environment = build_environment(config.environment, config.dataset, config.instruction)
     if isinstance(config, ScriptRun) and isinstance(environment, TaskEnvironment):

@@ -25,7 +25,7 @@ propose (`BankOptions` or its path), or any object with `complete(prompt)`."""
 class JointMethod:
     """Base class of the methods: what they share beside their own options.
 
-    Raises ConfigError: an option is invalid, or `llm` is no `ProposingLLM`.
+    Raises ConfigError: an option is invalid, or `llm` is not a `ProposingLLM`.
     """
 
     options_class: ClassVar[type[Any]]

@@ -105,7 +105,7 @@ def identity(config: RunConfig) -> dict[str, str]:
 
 
 def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
-    """Raise ConfigError, which names the source of the changes, if a run that started as `was` cannot go on as `now`."""
+    """Raise ConfigError, which names the source of changes, if a run that started as `was` cannot go on as `now`."""
     before = identity(was)
     after = identity(now)
     for field in before | after:

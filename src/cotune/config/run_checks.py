@@ -163,8 +163,8 @@ def _prompt_length(
     Half of the limit is for the text that a strategy of this kind evolves.
     """
 
-    def count(instruction: str) -> int:
-        messages = environment.messages(task, Prompt(instruction))
+    def count(text: str) -> int:
+        messages = environment.messages(task, Prompt(text))
         return len(codec.render(messages, environment.tools))
 
     tokens = count(instruction)

@@ -25,7 +25,7 @@ class Benchmark:
         hub, subset, split: the repository, its configuration, if it has several, and the split that papers report.
         n: the number of questions.
         columns: the columns that have other names than `dataset.columns` reads by default.
-        f1: the data set's own scorer, a name in `cotune.rewards.REWARDS`.
+        f1: the data set's own scorer, a name in `cotune.rewards.qa.REWARDS`.
     """
 
     name: str

@@ -20,7 +20,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # bytes of a float32, and of the type that autocast computes in
 FULL = 4
 HALF = 2
-_CACHE_COPIES = 2.5  # KV cache buffers grow by half, and are copied when rows are joined
+# KV cache buffers grow by half, and are copied when rows are joined.
+_CACHE_COPIES = 2.5
 # Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
 _PER_HIDDEN = 40

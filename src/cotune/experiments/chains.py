@@ -242,11 +242,12 @@ def start(
 def print_progress(chains: Sequence[Chain], printed: set[str], console: Console) -> bool:
     """Print what is not `printed` yet of each chain: a start, ten steps more, an end.
 
-    Return whether one ended.
+    Return whether one advanced: it ended, or began another stage than its first.
     """
     finished = sum(chain.state == "done" for chain in chains)
-    ended = False
+    advanced = False
     for chain in chains:
+        step = 0
         details = ""
         if chain.problem:
             text = f"failed: {chain.problem}"
@@ -264,8 +265,9 @@ def print_progress(chains: Sequence[Chain], printed: set[str], console: Console)
         if line not in printed:
             printed.add(line)
             console.print(f"{line}{details}", markup=False, highlight=False)
-            ended = ended or chain.process is None
-    return ended
+            later_stage = not step and bool(chain.finished)
+            advanced = advanced or chain.process is None or later_stage
+    return advanced
 
 
 def _check_settings(folder: Path, config: RunConfig, source: str) -> None:

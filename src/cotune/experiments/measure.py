@@ -3,8 +3,8 @@
 The claims are FST's (arXiv 2605.12484): little divergence from the initial policy for the same score; a second task
 learned as from the initial policy; tasks learned one after the other. The score under other words is added.
 
-What is measured are tables as `experiments.statistics` has them, with the columns run, policy, table and figure; of every
-figure, the initial policy comes first.
+What is measured are tables as `experiments.statistics` has them, with the columns run, policy, table and figure; of
+every figure, the initial policy comes first.
 """
 
 import os
@@ -52,6 +52,7 @@ INITIAL = "initial"
 BEST = "best"
 """The policy that training started from, and the one that the run keeps; their instructions, too."""
 CURVES = "Next task"
+_DURING = "evaluate_during"
 Tasks = Mapping[str, Mapping[str, Any]]
 """By name, the fields of a run file in which a task differs from the run before it."""
 
@@ -96,9 +97,6 @@ class NextTasks(Chain):
         raw = merge(raw, {"training": {"rollout_budget": rollouts}})
         raw |= {"name": f"{self.name}, {name}", "output": str(self.folder / name)}
         return parse_config(raw, f"--then {name}")
-
-
-_DURING = "evaluate_during"
 
 
 # ---- what is measured
@@ -271,8 +269,8 @@ def _values(
 
 
 _NOTES = {
-    "Drift": "KL from the initial policy in nats, exact over the vocabulary, on one sampled rollout per question of the "
-    "policy itself. 95 % intervals over questions, and seeds if there are several.",
+    "Drift": "KL from the initial policy in nats, exact over the vocabulary, on one sampled rollout per question of "
+    "the policy itself. 95 % intervals over questions, and seeds if there are several.",
     "Other words": "Mean: of each question's scores under all of them.",
     CURVES: "From the initial policy, and from the best one of the run and the tasks before. As many rollouts each; "
     "small: the gain over the initial policy.",

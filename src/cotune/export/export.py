@@ -343,13 +343,13 @@ def _score_table(arm: Row) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _serve_command(config: RunConfig, best: Path, kind: Format) -> str:
+def _serve_command(config: RunConfig, adapter: Path, kind: Format) -> str:
     folder = "path/to/this/folder"
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
     path = config.policy.path
-    rank = json.loads((best / "adapter_config.json").read_bytes())["r"]
+    rank = json.loads((adapter / "adapter_config.json").read_bytes())["r"]
     weights = hub_id(path) or f"path/to/{base_name(path).removeprefix('bundled:')}"
     return (
         f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {rank} \\\n"
@@ -431,13 +431,15 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
 def _choose_format(run: RunDir, format: Format | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
     trained = "all weights (no policy.lora)"
+    expected = "full"
     fitting: tuple[Format, ...] = ("full", "merged")
     if is_adapter(run.best_path):
         trained = "an adapter (policy.lora)"
+        expected = "adapter or merged"
         fitting = ("adapter", "merged")
     if format is not None and format not in fitting:
         raise ConfigError(
-            f"--format is {format}, but {run.path} trained {trained}; expected {' or '.join(fitting)}"
+            f"--format is {format}, but {run.path} trained {trained}; expected {expected}"
         )
     return "full" if "full" in fitting else format or "adapter"
 

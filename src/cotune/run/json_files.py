@@ -42,7 +42,7 @@ def check_folder(folder: Path, field: str) -> None:
         above = above.parent
     problem = "cannot be written" if above.is_dir() else "is a file"
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ConfigError(f"{field}: {above} {problem}; choose another {field}")
+        raise ConfigError(f"{field}: {above} {problem}; choose another folder")
 
 
 def write_json_atomic(path: Path, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Output that fails: a console that shows few characters or is lost, and files, in one line."""
+"""Output that fails: a console that shows few characters or is lost; failures of files, told in one line."""
 
 import errno
 import io
@@ -81,7 +81,10 @@ _OF_TORCH = {
 
 
 def file_failure(error: BaseException, folder: Path | None = None) -> str:
-    """Return which file failed (or the folder), why, and what helps; "" if neither the error nor a cause is of one."""
+    """Return in one line which file failed, why, and what helps; "" if neither the error nor a cause comes from a file.
+
+    `folder` is named in place of a file that the error does not name.
+    """
     cause = error
     while (number := _errno_of(cause)) is None:
         if cause.__cause__ is None:

@@ -1,12 +1,12 @@
 """An offline stand-in for the proposing LLM: rules that read the proposers' prompts.
 
-`RulesLLM` is for worlds made for experiments, and for tests. It reads the prompt text that a model would get, and has the
-rules of a world write instructions or hints in the expected reply format. It knows nothing but its world, so a result
-obtained with it shows how the training loop behaves, not how well an LLM reflects.
+`RulesLLM` is for worlds made for experiments, and for tests. It reads the prompt text that a model would get, and has
+the rules of a world write instructions or hints in the expected reply format. It knows nothing but its world, so a
+result obtained with it shows how the training loop behaves, not how well an LLM reflects.
 
-The rules of a world with a few ways of working are `Remedies`, a sentence for each lack of a failed rollout. They keep an
-instruction's own sentences, hold one remedy at a time, and add or drop sentences that ask for nothing. They do not know
-which remedy is better: verification has to find out.
+The rules of a world with a few ways of working are `Remedies`, a sentence for each lack of a failed rollout. They keep
+an instruction's own sentences, hold one remedy at a time, and add or drop sentences that ask for nothing. They do not
+know which remedy is better: verification has to find out.
 """
 
 import random

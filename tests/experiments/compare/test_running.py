@@ -108,7 +108,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     with pytest.raises(ConfigError, match="holds something else; choose another folder"):
         run(suite_file(tmp_path))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-    with pytest.raises(ConfigError, match="is a file; choose another output"):
+    with pytest.raises(ConfigError, match="is a file; choose another folder"):
         run(suite_file(tmp_path, output=str(tmp_path / "suite.yaml")))
 
 
@@ -135,6 +135,24 @@ def test_a_running_suite_is_reported_so_far(
     assert "seed 1: not begun; seed 2: not begun</li>" in pages[0]
     assert '<meta http-equiv="refresh"' in pages[0]
     assert '<meta http-equiv="refresh"' not in (out / "report.html").read_text()
+
+
+def test_the_page_shows_the_stage_that_a_row_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there from the start, and written again when a later stage begins."""
+    pages: list[str] = []
+
+    def outcome(config: RunConfig, words: Any) -> int:
+        pages.append((tmp_path / "out/report.html").read_text())
+        return good(config)
+
+    Processes(monkeypatch, outcome)
+    methods = ["prompt-before-rl"]
+    file = suite_file(tmp_path, seeds=[0], budget=80, methods=methods, baseline=methods[0])
+    run(file)
+    assert "seed 0: begun, prompt</li>" in pages[0]
+    assert "seed 0: begun, train</li>" in pages[1]
 
 
 def test_no_key_of_a_run_file_gets_into_the_folder(

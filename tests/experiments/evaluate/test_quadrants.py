@@ -18,10 +18,10 @@ from cotune.experiments.evaluate.quadrants import (
     GAINS,
     QUADRANTS,
     Quadrants,
-    as_json,
     hash_of_best,
     per_question,
     quadrant_table,
+    quadrants_as_json,
     read_quadrants,
 )
 from cotune.run.record import Record
@@ -54,7 +54,7 @@ def test_scores_and_gains_by_hand() -> None:
     zeros = {name: {"greedy": (0.0,) * 4, "sampled": (0.0,) * 4} for name in QUADRANTS}
     low, high = quadrants(rewards=zeros).gain("both", "greedy").interval or (0, 0)
     assert low < 0 < high
-    row = as_json(found)
+    row = quadrants_as_json(found)
     assert row["scores"]["initial_plain"]["greedy"] == {"mean": 0.25, "interval": wilson(0.25, 4)}
     assert row["gains"]["both"]["sampled"]["mean"] == 0.375
     assert row["divergence"]["plain"]["mean"] == 0.5

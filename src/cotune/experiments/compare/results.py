@@ -87,7 +87,7 @@ class SuiteSummary(BaseModel, frozen=True):
 
     Attributes:
         measure: what the scores measure: "exact match" or "mean reward".
-        strata, n: number of held-out questions by stratum, and of those that are scored (None before a run is finished).
+        strata, n: held-out questions by stratum, and those that are scored (None before a run is finished).
         verdict: the outcome in a sentence.
         created: Unix time.
     """
@@ -150,7 +150,7 @@ _COLUMNS = ["row", "seed", "figure", "question", "stratum", "reward"]
 
 
 def summarise(suite: SuiteConfig, cells: Sequence[SuiteCell], llm: str) -> SuiteSummary:
-    """Return a suite's summary, over the runs that are finished; mark a cell as failed if its evaluation is unusable."""
+    """Return a suite's summary over its finished runs; mark a cell as failed if its evaluation is unusable."""
     tables: list[ScoreTable] = []
     sizes: dict[str, int] = {}
     finished: list[SuiteCell] = []

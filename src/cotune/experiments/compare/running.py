@@ -187,9 +187,10 @@ def compare(
     _check_folder(suite.output)
     cells = cells_of(suite, base)
     printed = set[str]()
+    page = suite.output / "report.html"
 
     def watch() -> None:
-        if print_progress(cells, printed, console):
+        if print_progress(cells, printed, console) or not page.exists():
             _write(suite, cells)  # for a reader while it runs
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"

@@ -40,7 +40,7 @@ def is_search(stage: str) -> bool:
     return stage.startswith("prompt")
 
 
-def _stage(label: str, *names: str) -> Method:
+def _staged(label: str, *names: str) -> Method:
     stages = {name: "inspo" if is_search(name) else "static" for name in names}
     return Method(label, "staged", stages)
 
@@ -48,11 +48,11 @@ def _stage(label: str, *names: str) -> Method:
 METHODS: Mapping[str, Method] = {
     "grpo": Method("GRPO", "trained", {"train": "static"}),
     "gepa": Method("GEPA", "prompt", {"prompt": "gepa"}),
-    "prompt-before-rl": _stage("Prompt before RL", "prompt", "train"),
-    "prompt-after-rl": _stage("Prompt after RL", "train", "prompt"),
-    "w-p-w": _stage("w -> p -> w", "first", "prompt", "train"),
-    "p-w-p": _stage("p -> w -> p", "prompt", "train", "prompt-2"),
-    "p-w-p-w": _stage("p -> w -> p -> w", "prompt", "first", "prompt-2", "train"),
+    "prompt-before-rl": _staged("Prompt before RL", "prompt", "train"),
+    "prompt-after-rl": _staged("Prompt after RL", "train", "prompt"),
+    "w-p-w": _staged("w -> p -> w", "first", "prompt", "train"),
+    "p-w-p": _staged("p -> w -> p", "prompt", "train", "prompt-2"),
+    "p-w-p-w": _staged("p -> w -> p -> w", "prompt", "first", "prompt-2", "train"),
 }
 """Methods besides those of the registry, which are named by their `strategy.kind`."""
 
@@ -163,7 +163,7 @@ class SuiteConfig(Model):
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_fit(self) -> "SuiteConfig":
+    def _names_and_seeds_fit(self) -> "SuiteConfig":
         strategies = kinds()
         for kind in self.by_strategy:
             if kind not in strategies:

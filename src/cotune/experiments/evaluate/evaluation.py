@@ -366,11 +366,11 @@ def figures_of(
                 by_statistic[f"pass@{k}"] = [float(max(row) >= PASSES_AT) for row in rows]
     figures: list[Figure] = []
     for statistic, each in by_statistic.items():
-        score = score_values(each, strata, title)
-        by_stratum = {name: {"mean": em, "n": n} for name, (em, n) in score.by_stratum.items()}
-        interval = score.interval
+        overall = score_values(each, strata, title)
+        by_stratum = {name: {"mean": em, "n": n} for name, (em, n) in overall.by_stratum.items()}
+        interval = overall.interval
         figures.append(
-            Figure(column, metric, title, statistic, score.em, interval, score.n, by_stratum)
+            Figure(column, metric, title, statistic, overall.em, interval, overall.n, by_stratum)
         )
     return figures
 

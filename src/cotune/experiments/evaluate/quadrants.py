@@ -11,17 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from cotune.config.build import initial_instruction, run_environment, run_policy
-from cotune.config.resuming import recorded_config
-from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluation import OpenPolicy, PromptScores, best_record, score
-from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
 from cotune.run.run_dir import RunDir
@@ -29,6 +24,11 @@ from cotune.run.scores import EXACT_MATCH, difference_interval, measure_of, scor
 from cotune.types import Prompt, Task
 from cotune.utils.tables import Cell, Scores, Table
 from cotune.utils.text import command_on, one_line
+
+if TYPE_CHECKING:
+    from cotune.config.run_file import RunConfig
+    from cotune.experiments.evaluate.evaluation import OpenPolicy, PromptScores
+    from cotune.experiments.evaluate.questions import EvaluationOptions
 
 FILE = "quadrants.json"
 SCHEMA_VERSION = 1
@@ -45,12 +45,12 @@ GAINS: Mapping[str, tuple[str, str]] = {
     "prompt_trained": ("trained_prompted", "trained_plain"),
 }
 """Differences of quadrants: the whole gain; that of the weights under each instruction; that of the instruction with
-each weights."""
+the initial and with the trained weights."""
 _EVALUATIONS = {
     "initial": {"plain": "before"},
     "trained": {"plain": "plain", "prompted": "after"},
 }
-"""The run's own evaluations of a quadrant."""
+"""By weights and prompt, the evaluation of the run itself; it makes none of the initial weights, "prompted"."""
 _DERIVED = ("schema_version", "kind", "scores", "gains", "divergence")
 _HEADINGS = {
     "initial": "initial weights",
@@ -80,7 +80,7 @@ class Quadrants:
         samples, temperature: sampled rollouts a question, and their temperature.
         initial, best: the two instructions. If they are equal, the two prompts coincide.
         trained: whether the weights were; if not, the two weights coincide.
-        questions, strata: ids and strata.
+        questions, strata: the id and the stratum of each question.
         rewards: by quadrant and decoding: of the greedy rollout, and the mean of the sampled ones.
         divergences: by prompt, as in `PromptScores`. Empty if the weights were not trained, or a server sampled.
         since: the run folder, relative to this one, of the initial policy and instruction; "" for this one.
@@ -135,7 +135,7 @@ class Quadrants:
 
     def write(self, folder: Path) -> None:
         """Replace quadrants.json in a run folder."""
-        write_json_atomic(folder / FILE, as_json(self))
+        write_json_atomic(folder / FILE, quadrants_as_json(self))
 
 
 def per_question(divergences: Sequence[tuple[float, int]]) -> list[float]:
@@ -152,7 +152,7 @@ def per_question(divergences: Sequence[tuple[float, int]]) -> list[float]:
     return [ratio + (total - ratio * count) / tokens for total, count in divergences]
 
 
-def as_json(quadrants: Quadrants) -> Row:
+def quadrants_as_json(quadrants: Quadrants) -> Row:
     """Return the content of quadrants.json: the attributes, and the means and gains that follow from them."""
 
     def by_decoding(estimate: Callable[[str, str], Estimate], name: str) -> Row:
@@ -206,11 +206,11 @@ def relative(folder: Path, run: Path) -> str:
 
 
 def evaluate_quadrants(
-    config: RunConfig,
+    config: "RunConfig",
     run: RunDir,
-    options: EvaluationOptions,
-    since: RunDir | None = None,
-    open_policy: OpenPolicy = run_policy,
+    options: "EvaluationOptions",
+    since: RunDir | None,
+    open_policy: "OpenPolicy",
     samples_alike: bool = False,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
@@ -228,6 +228,12 @@ def evaluate_quadrants(
         ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is too
             long; before any rollout.
     """
+    # Imported here, so that reading quadrants stays light.
+    from cotune.config.build import initial_instruction, run_environment
+    from cotune.config.resuming import recorded_config
+    from cotune.experiments.evaluate.evaluation import best_record, score
+    from cotune.experiments.evaluate.questions import question_sets
+
     # The method's own best, even if the initial instruction is kept in its place.
     best = best_record(run).method_best.instruction
     first = config if since is None else recorded_config(since)
@@ -288,7 +294,7 @@ def evaluate_quadrants(
 
 
 def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
-    """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
+    """Return the rewards of the run's own evaluation of these questions under this prompt; [] if it made none."""
     rows = run.read_evaluation(when)
     recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
     expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
@@ -315,8 +321,8 @@ def quadrant_table(quadrants: Quadrants) -> Table:
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
         rows.append([Cell(heading)])
         for weights in quadrants.weights:
-            scores = [quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts]
-            row = [form.cell(score.mean, score.interval) for score in scores]
+            means = [quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts]
+            row = [form.cell(estimate.mean, estimate.interval) for estimate in means]
             names = [f"prompt_{weights}"] * two_prompts
             gains = _gain_cells(quadrants, names, decoding)
             rows.append([Cell(_HEADINGS[weights]), *row, *gains])

@@ -57,7 +57,7 @@ class QuestionSet:
         source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
         tasks: the first of the questions, which are evaluated.
-        f1: the F1 scorer, a name in `cotune.rewards.REWARDS`.
+        f1: the F1 scorer, a name in `cotune.rewards.qa.REWARDS`.
     """
 
     name: str
