@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,18 +24,29 @@ from cotune.config.build import run_policy
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
-from cotune.engines.tinker.run import TinkerJoint, learning_rate
+from cotune.engines.tinker.run import TinkerBest, TinkerJoint, learning_rate
+from cotune.engines.tinker.server_policy import server_path
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluation import evaluate_run
 from cotune.experiments.evaluate.quadrants import evaluate_quadrants
 from cotune.experiments.evaluate.questions import EvaluationOptions
+from cotune.methods.static import StaticStrategy
 from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints
 from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
-from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight
-from tests.policy.tiny import Letters
+from tests.engines.tinker.setup import (
+    FST,
+    INSPO,
+    P2O,
+    TRAINING,
+    adapter_of,
+    letters,
+    lines,
+    preflight,
+)
+from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import write
 
 
@@ -187,6 +199,43 @@ def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> No
     kinds = [path.split("/")[3] for path in whole.saved]
     assert kinds.count("weights") == 2
     assert [path for path in whole.saved if "/sampler_weights/" in path] == [best]
+
+
+def test_an_interrupted_save_leaves_the_older_best_on_the_server(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+    joint: Any = SimpleNamespace(
+        adapter=adapter, service=adapter.service, base=policy, identity={},
+        coordinator=SimpleNamespace(strategy=StaticStrategy("say ")),
+    )  # fmt: skip
+    best = TinkerBest(tmp_path / "best", tiny_tokenizer())
+    best.offer(joint, None, 2)
+    kept = server_path(tmp_path / "best")
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TinkerBest, "_swap_in", fail)
+        with pytest.raises(KeyboardInterrupt):
+            best.offer(joint, None, 1)  # kept: step 2 was discarded
+    assert server_path(tmp_path / "best") == kept
+    assert kept in server.saved
+    best.offer(joint, None, 0)
+    assert kept not in server.saved
+    assert server_path(tmp_path / "best") in server.saved
+
+
+def test_an_archive_that_is_none_is_one_line(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    monkeypatch.setattr("cotune.engines.tinker.server_policy._fetch", lambda url: b"<html>busy")
+    with pytest.raises(EngineError, match="the server gave no whole tar archive") as caught:
+        adapter_of(server).export("best-1", tmp_path / "best", policy)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_key_is_in_no_file(runs: Any) -> None:

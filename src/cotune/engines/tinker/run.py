@@ -40,6 +40,7 @@ from cotune.rollout.metrics import group_advantages
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.checkpoints import complete_checkpoints, save_state
 from cotune.run.json_files import write_json_atomic
+from cotune.run.scores import Score
 from cotune.types import Distillation, Prompt, Trajectory
 from cotune.utils.progress import begin
 
@@ -175,7 +176,7 @@ def rows_of(
     reduction: Reduction,
     multiple: int = 1,
 ) -> list[Any]:
-    """Return the rows of an update, with advantages scaled so that the server's loss is its loss.
+    """Return the rows of an update, with advantages scaled so that the server's loss is GRPO's or CISPO's.
 
     GRPO's is the mean over rollouts of the mean over own tokens; CISPO's is the mean over own tokens. Rollouts without
     an advantage count in the means. Rows of zeros fill up to a multiple of `multiple` rows.
@@ -270,8 +271,9 @@ class TinkerJoint(Joint):
         loss = self.config.method.loss
         name, bounds = server_loss(loss, training.clip)
         ratios: list[tuple[Floats, Floats]] = []
-        mask = self.coordinator.strategy.distillation
-        terms = token_terms(trajectories, self.group_size, mask, self.adapter.forward, ratios)
+        distillation = self.coordinator.strategy.distillation
+        forward = self.adapter.forward
+        terms = token_terms(trajectories, self.group_size, distillation, forward, ratios)
         metrics = {"rows_sent": 0.0}
         size = len(trajectories) // training.mini_batches
         first = self.batches * training.mini_batches
@@ -307,12 +309,16 @@ class TinkerJoint(Joint):
 class TinkerBest(BestPolicy):
     """Keep the best policy: here as a PEFT adapter, and on the server to sample from."""
 
-    def write_weights(self, joint: Any, folder: Path, step: int) -> None:
+    def offer(self, joint: Any, score: Score | None, step: int, plain: Score | None = None) -> None:
         before = server_path(self._folder)
+        super().offer(joint, score, step, plain)
+        # Last: a kill before the new policy is kept must leave the older one on the server.
+        if before not in ("", server_path(self._folder)):
+            joint.service.delete(before)
+
+    def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         path = joint.adapter.export(f"best-{step}", folder, joint.base)
         write_json_atomic(folder / FILE, {"path": path})
-        if before not in ("", path):
-            joint.service.delete(before)
 
     def load_weights(self, joint: Any, step: int) -> None:
         # SkyRL's jax server puts these weights into the adapter, whose training has ended.

@@ -30,6 +30,7 @@ from cotune.run.record import Record
 from cotune.types import Sample, SampleRequest, Sampling
 from cotune.utils.background import Worker
 from cotune.utils.progress import begin
+from cotune.utils.text import one_line
 
 FILE = "tinker.json"  # of a checkpoint or of the kept adapter: its path on the server
 _CONFIG = "adapter_config.json"
@@ -159,9 +160,14 @@ class Adapter(ServerPolicy):
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         archive_url = client.get_checkpoint_archive_url
         archive = _fetch(call("an archive", lambda: archive_url(run, checkpoint)).url)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
-            opened = [(member.name, members.extractfile(member)) for member in members]
-            return {Path(member).name: file.read() for member, file in opened if file}
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+                opened = [(member.name, members.extractfile(member)) for member in members]
+                return {Path(member).name: file.read() for member, file in opened if file}
+        except (tarfile.TarError, EOFError) as error:  # EOFError: cut off
+            raise EngineError(
+                f"an adapter cannot be downloaded: the server gave no whole tar archive ({one_line(str(error))})"
+            ) from error
 
 
 def datum(prompt: Sequence[int], completion: Sequence[int], **inputs: Any) -> Any:
