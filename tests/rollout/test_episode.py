@@ -325,9 +325,10 @@ def test_an_answer_may_be_a_number() -> None:
         (None, "returned None for 1 actions; expected a list with a cotune.Response for each"),
         ([], r"returned \[\] for 1 actions"),
         (Response("x"), "returned Response.* for 1 actions"),
-        (["x"], r"returned \['x'\] for 1 actions"),
-        ([Response(cast(str, 5))], r"returned \[Response.*whose observation is text"),
-        ([Response(messages=({"role": "tool", "content": "x"},))], r"returned \[Response.*of a tool its name"),
+        (["x"], "returned 'x' for 1 actions"),
+        ([Response(cast(str, 5))], "returned Response.*whose observation is text"),
+        ([Response("good")] * 2 + [Response(cast(str, 5))], r"returned Response\(observation=5.* for 1 actions"),
+        ([Response(messages=({"role": "tool", "content": "x"},))], "returned Response.*of a tool its name"),
     ],
 )  # fmt: skip
 def test_a_response_that_cannot_be_used_names_the_environment(found: Any, said: str) -> None:

@@ -338,9 +338,11 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
     with _may_not_exit(environment, "respond"):
         result: Any = environment.respond(actions)  # of the user's own class
     listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
-    if len(listed) != len(actions) or not all(map(_is_usable, listed)):
+    unusable = [response for response in listed if not _is_usable(response)]
+    if unusable or len(listed) != len(actions):
+        shown = (unusable or [cast(object, result)])[0]
         raise ConfigError(
-            f"{method} returned {cast(object, result)!r:.120} for {len(actions)} actions; expected a list with a "
+            f"{method} returned {shown!r:.120} for {len(actions)} actions; expected a list with a "
             "cotune.Response for each, in order, whose observation is text and whose messages have role and content, "
             "and of a tool its name"
         )

@@ -274,11 +274,14 @@ class Record(RunDir):
             self.cost_rows.append(row)
 
     def _row(self, step: int, place: str, fields: Mapping[str, object], **columns: object) -> Row:
-        written = plain(fields, place)
-        return dict(time=_now(), attempt=self.attempt, step=step, **columns, **written)
+        row = dict(time=_now(), attempt=self.attempt, step=step, **columns)
+        if clashes := sorted(row.keys() & fields.keys()):
+            raise TypeError(f"{place} has the field {clashes[0]!r}, a column's name; rename it")
+        return {**row, **plain(fields, place)}
 
     def _append(self, path: Path, rows: Iterable[Row]) -> None:
-        data = b"".join(json_line(row, path.stem) for row in rows)
+        # Rows of other files are plain by now.
+        data = b"".join(json_line(row, "trajectory") for row in rows)
         self._repair(path)
         append(path, data)
 
@@ -340,7 +343,7 @@ def _now() -> float:
 
 
 class ReplyCache:
-    """The replies of a run, one JSON line each, of which those that cannot be read are ignored; None keeps nothing."""
+    """The replies of a run, one JSON line each; those that cannot be read are ignored. A path of None keeps nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path

@@ -9,7 +9,8 @@ import pytest
 import cotune
 from cotune.engines.joint import RunSettings
 from cotune.engines.run_start import opened_run
-from cotune.errors import ConfigError
+from cotune.engines.trl.script import ask_llm
+from cotune.errors import ConfigError, LLMError
 from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
@@ -56,6 +57,20 @@ def test_a_methods_options_are_those_of_a_run_file() -> None:
     hints = cotune.P2OOptions(successes_below=3, hinted_per_group="half")
     assert cotune.P2O(successes_below=3, hinted_per_group="half").options == hints
     assert cotune.INSPO(llm="gpt-4.1").llm == cotune.OpenAIOptions(model="gpt-4.1")
+
+
+def test_only_an_llm_that_must_answer_is_advised_to_be_optional(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(options: object) -> None:
+        raise LLMError("it is down")
+
+    monkeypatch.setattr("cotune.engines.trl.script.make_first_call", fail)
+    with pytest.raises(ConfigError, match=r"\(it is down\); correct llm, or set optional=True"):
+        ask_llm(cotune.OpenAIOptions(model="m"), Record())
+    ask_llm(cotune.OpenAIOptions(model="m", optional=True), Record())
+    (warning,) = caplog.messages
+    assert warning.endswith("(it is down); correct llm")
 
 
 # ---- a trainer

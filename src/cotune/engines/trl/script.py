@@ -41,9 +41,13 @@ from cotune.types import Limits, Task
 from cotune.utils.importing import reference_to
 from cotune.utils.text import one_line
 
+_log = logging.getLogger("cotune")
 _EPISODES = 1000  # tasks of an environment that makes its own, without a data set
 _TOOL_SECONDS = math.inf  # TRL waits for a tool as long as it takes
 _RECORDED_SECONDS = 86400.0  # the same in a run file, whose numbers are finite
+_UNLIMITED = 1 << 20  # tokens, of a policy whose context is not known
+_RECORDED = ("bf16", "fp16", "loss_type", "num_iterations")
+"""Fields of GRPOConfig that a run folder has under their own names."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +182,6 @@ def keep_best_by_reward(args: GRPOConfig) -> None:
         args.greater_is_better = True
 
 
-_UNLIMITED = 1 << 20
-_RECORDED = ("bf16", "fp16", "loss_type", "num_iterations")
-"""Fields of GRPOConfig that a run folder has under their own names."""
-
-_log = logging.getLogger("cotune")
-
-
 def reward_weights(rewards: RewardFunctions | None, environment: Environment) -> dict[str, float]:
     """Return the weight of each value of a rollout that TRL logs and sums, by name."""
     if rewards is not None:
@@ -234,10 +231,10 @@ def ask_llm(llm: Any, record: Record) -> None:
     try:
         record.charge_check(make_first_call(llm))
     except LLMError as error:
-        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm, or set optional=True in "
-        text += "cotune.OpenAIOptions to train without its proposals"
+        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
         if not llm.optional:
-            raise ConfigError(text) from error
+            fix = "or set optional=True in cotune.OpenAIOptions to train without its proposals"
+            raise ConfigError(f"{text}, {fix}") from error
         _log.warning("%s", text)
 
 
