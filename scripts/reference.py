@@ -200,8 +200,7 @@ ADJUSTED = {
     "eval_steps": _PER_BATCH,
     "num_generations_eval": "No effect: each question is rolled out once.",
     "logging_strategy": f'"no" leaves metrics.jsonl empty. {_AS_STEPS}',
-    "report_to": "wandb and trackio also get a table of the instructions; metrics.md "
-    "lists the names.",
+    "report_to": "Trackers also receive cotune's metrics and evaluations; metrics.md lists the names.",
     "deepspeed": "ZeRO stages 1 and 2; stage 3 is refused: no process holds whole weights.",
     "fsdp": "FSDP2, which is torch's `fully_shard`; weights are gathered while sampling.",
     "fsdp_config": "Version 1 and `cpu_ram_efficient_loading` are refused.",

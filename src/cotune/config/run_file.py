@@ -177,8 +177,7 @@ class LoggingConfig(Model):
     trajectories_every: int = Field(default=10, ge=0)
     """Steps between files of training trajectories; 0 keeps those of evaluations only."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that receive the metrics and the evaluations; W&B and trackio also get a table of the
-    instructions. TensorBoard's files are in the run folder."""
+    """Trackers that receive the metrics and the evaluations. TensorBoard's files are in the run folder."""
 
 
 def _union(classes: Sequence[type]) -> Any:

@@ -28,6 +28,8 @@ from cotune.run.scores import EXACT_MATCH, Score, measure_of, recorded_score, sc
 from cotune.types import Prompt, Trajectory
 from cotune.utils.text import one_line
 
+_log = logging.getLogger("cotune")
+
 
 class BestPolicy:
     """Keep the best policy's weights with the instruction and hint they were best under.
@@ -414,9 +416,6 @@ class RunEvaluation:
                 ]
                 return recorded_score(row, rollouts, row.get("measure", EXACT_MATCH))
         return None
-
-
-_log = logging.getLogger("cotune")
 
 
 def conclude(

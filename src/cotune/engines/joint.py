@@ -234,6 +234,7 @@ class Joint:
     def state_dict(self) -> State:
         return {
             "batches": self.batches,
+            # For readers of the file only: a resume begins a new attempt.
             "attempt": self.attempt,
             "identity": self.identity,
             "ended": self.ended,

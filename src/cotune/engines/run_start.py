@@ -119,9 +119,10 @@ def _has_trained(record: Record) -> bool:
 
 
 def choose_checkpoint(complete: Iterable[Path], best: BestPolicy) -> Chosen:
-    """Return the newest undamaged one of complete checkpoints, newest first.
+    """Return the newest undamaged checkpoint of `complete`, which lists the newest first.
 
-    Call it while the run is locked: it finishes a replacement of the kept policy that a kill cut off.
+    If there is one, the kept policy must be whole too: `BestPolicy.check` finishes a replacement that a kill cut
+    off, so call this while the run is locked.
     """
     chosen = newest_undamaged(complete)
     if chosen.path is not None:

@@ -82,8 +82,10 @@ def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -
 def recorded_score(
     event: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]], measure: str
 ) -> Score:
-    """Return the score of an "evaluated" event: of its rollouts as stored, or its own figures, where shares alone have
-    an interval."""
+    """Return the score of an "evaluated" event, from its stored rollouts.
+
+    Without them it is the event's own figures; only a share of right answers then has an interval.
+    """
     if rollouts:
         strata = [str(rollout["task"]["stratum"]) for rollout in rollouts]
         return score_values(

@@ -43,6 +43,7 @@ from cotune.utils.text import one_line
 if TYPE_CHECKING:
     from cotune.engines.verl.trainer import JointTrainer
 
+_LOOK_SECONDS = 10.0
 # veRL's metrics, by the names that runs of every engine use.
 _NAMES = {
     "actor/pg_loss": "loss",
@@ -128,9 +129,6 @@ class VerlJoint(Joint):
         save_state(checkpoint, self.state_dict())
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
         self.parts.record.event("saved", self.batches)
-
-
-_LOOK_SECONDS = 10.0
 
 
 def prepare(checked: Preflight, console: Console) -> VerlJoint:

@@ -38,6 +38,8 @@ from cotune.errors import EngineError
 from cotune.types import Assignment, Sampling, Trajectory
 
 _APART = "val"  # the partition of rollouts that are not trained on
+# Between veRL's polls for finished rollouts; its default, 2 s, is long for an evaluation.
+_POLL_SECONDS = 0.2
 
 
 class Manager(AgentLoopManagerTQ):
@@ -159,11 +161,6 @@ def in_order(
 def _column(prompts: TensorDict, name: str) -> list[Any]:
     """Return a column without tensors as a list."""
     return [getattr(value, "data", value) for value in prompts[name]]
-
-
-_POLL_SECONDS = (
-    0.2  # between veRL's polls for finished rollouts; its default, 2 s, is long for an evaluation
-)
 
 
 class JointTrainer(PPOTrainerSync):

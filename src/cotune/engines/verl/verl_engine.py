@@ -17,11 +17,10 @@ from cotune.utils.text import flat
 if TYPE_CHECKING:
     from cotune.engines.verl.run import VerlJoint
 
-DTYPES = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-}  # veRL's names of `policy.dtype`
+# veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports.
+BREAKS_VERL = Version("1.16")
+# veRL's names of `policy.dtype`
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MODEL_DTYPE = "fsdp_config.model_dtype"  # veRL's key for it, below an actor or a reference policy
 
 # Keys that a run file sets elsewhere, by the field; another value would train in silence on something else.
@@ -118,10 +117,6 @@ def layout_of(config: RunConfig) -> Layout:
         dtype="float32" if dtype == "auto" else dtype,
         whole_logits=True,
     )
-
-
-# veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports.
-BREAKS_VERL = Version("1.16")
 
 
 class VeRL(Engine):
