@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 34_515,
+    "lines of src": 31_890,
     "lines of lab": 7_000,
-    "lines of tests": 38_934,
+    "lines of tests": 38_666,
     "words of docs": 30_000,
-    "option fields": 180,
+    "option fields": 179,
 }
 """The most of each row of the table. Lower them to what a change leaves; a feature that raises one says in its commit
 by how much, and what it brings for it."""
