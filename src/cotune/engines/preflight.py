@@ -228,12 +228,12 @@ class Preflight:
         try:
             self.llm_calls = make_first_call(options)
         except LLMError as error:
-            fix = "correct llm, or set llm.optional: true to train without its proposals"
-            text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
+            text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
             # A resume may need no further proposal.
             if options.optional or (self.starting and not self._new):
                 raise Notice(text) from error
-            raise ConfigError(text) from error
+            fix = "or set llm.optional: true to train without its proposals"
+            raise ConfigError(f"{text}, {fix}") from error
         return "llm: a first call was answered"
 
     def _environment(self) -> None:
