@@ -1,4 +1,5 @@
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -65,7 +66,9 @@ def test_anything_else_is_invalid_and_says_why(text: str, error: str):
 
 
 @given(PLAIN, PLAIN, st.sampled_from(["search", "answer"]))
-def test_a_call_is_read_back_whatever_it_holds(before: str, argument: str, name: str):
+def test_a_call_is_read_back_whatever_it_holds(
+    before: str, argument: str, name: Literal["search", "answer"]
+):
     text = f"{before}<{name}> {argument} </{name}>"
     assert TAGS.parse(text) == Parsed(name, argument.strip())
     assert any(text.endswith(stop) for stop in SearchEnvironment.stop)
