@@ -14,7 +14,7 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy
 from cotune.run.record import Record, identity_of
 from cotune.types import Progress, Prompt
-from cotune.worlds.ladder import LadderEnvironment
+from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from tests.helpers import Events, make_trajectory, paraphrase_prompt
 from tests.methods.p2o.hint_fakes import Policy
 from tests.run_files import environment_of, strategy_of, tiny
@@ -108,7 +108,12 @@ def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:
     record = Record.create(tmp_path, {})
     record.begin_attempt(None)
-    llm = build_llm(config({"kind": "p2o"}).proposer, 0, record, LadderEnvironment())
+    llm = build_llm(
+        config({"kind": "p2o"}).proposer,
+        0,
+        record,
+        LadderEnvironment(LadderOptions(train=1, validation=1, test=1)),
+    )
     # GEPA's prompt is known, but shows no example.
     with pytest.raises(LLMError, match="no failed example"):
         llm.complete("I provided an assistant with the following instructions: none")

@@ -13,7 +13,10 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 import cotune
+from cotune.worlds.ladder import LadderOptions
 from tests.examples.three_tools import FOLDER, Teacher, modules
+
+FEW = LadderOptions(train=1, validation=1, test=1)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["max_completion_length is 1020 and leaves 4 tokens", "lower it"]),
     "prompt longer than its limit": ({"trainer": {"limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=100)}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
-    "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment()}}, ["environment and train_dataset are both given"]),
+    "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment(FEW)}}, ["environment and train_dataset are both given"]),
     "rollouts of one's own": ({"trainer": {"rollout_func": print}}, ["rollout_func: cotune makes the rollouts itself; remove it"]),
     "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
     "hard for ever": ({"method": cotune.P2O, "options": {"successes_below": 9}}, ["successes_below is 9", "a group of 4", "at most 4"]),
