@@ -195,7 +195,7 @@ class Lengths:
         self._mean = mean
         self._draws = np.random.default_rng(0)
 
-    def set(self, parameters: Any) -> Any:
+    def with_length(self, parameters: Any) -> Any:
         """Return vLLM's sampling parameters for a turn of a drawn length."""
         spread = np.log(1 + self.variation**2)
         drawn = self._draws.lognormal(np.log(self._mean) - spread / 2, np.sqrt(spread))
@@ -217,7 +217,7 @@ def watch(trainer: Any, lengths: Lengths) -> dict[str, float]:
     generate = trainer._generate
 
     def add(name: str, prompt: Any, parameters: Any, *others: Any, **named: Any) -> Any:
-        return add_request(name, prompt, lengths.set(parameters), *others, **named)
+        return add_request(name, prompt, lengths.with_length(parameters), *others, **named)
 
     def timed_step() -> Any:
         started = time.perf_counter()

@@ -13,7 +13,7 @@ _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
 
 
 class StrictTags(TagProtocol):
-    """See above."""
+    """Search-R1's tags, read more strictly than Search-R1 reads them."""
 
     prompt_format = PromptFormat(question_prefix="Question: ")
     block = "\n<information>\n{}\n</information>\n"

@@ -44,7 +44,7 @@ def good(config: RunConfig, words: tuple[str, ...]) -> int:
 def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
     suite, base = load_suite(SUITE, ["seeds=[4]"])
     rows = cells_of(suite, base)
-    configs = [row.planned[0] for row in (rows[-1], rows[0])]
+    configs = [row.planned[0] for row in (rows[0], rows[-1])]
     one, other = (config.model_dump(mode="json") for config in configs)
     for raw in (one, other):
         assert raw["training"].pop("learning_rate") > 0
