@@ -59,10 +59,7 @@ def resume(
     """Resume a run folder from its newest complete checkpoint, as `cotune resume` does; return the folder.
 
     Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
-    gets what is missing: a complete best/, and the report.
-
-    Args:
-        console, quiet, assignments: as for `train`.
+    gets what is missing: a complete best/, and the report. The arguments are those of `train`.
 
     Raises:
         ConfigError: see `train`; or the run is finished, or is a script's.

@@ -154,13 +154,12 @@ def escape(passage: str) -> str:
 
 
 class SearchEnvironment(TaskEnvironment):
-    """Questions that the policy answers with `<answer>` after searching with `<search>`.
+    """Questions that the policy answers with `<answer>` after searching with `<search>`; see also `TaskEnvironment`.
 
     Args:
         retriever: answers all searches of a batch in one call.
         reward: scores the final answer, or None, against a task's answers.
         top_k: passages in an observation, 1 or more.
-        tasks, initial_instruction: see `TaskEnvironment`.
     """
 
     stop = ("</search>", "</answer>")

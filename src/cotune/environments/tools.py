@@ -181,12 +181,12 @@ class ToolEnvironment(TaskEnvironment):
 
     The policy reads names, types and docstrings of the functions through its chat template, and calls them in the
     template's own form, one or more in a turn. A turn without a call is the answer; `answer` is its text without
-    thoughts. Calls of all episodes run at the same time, so a function with state must be thread-safe.
+    thoughts. Calls of all episodes run at the same time, so a function with state must be thread-safe. Tasks,
+    initial instruction and prompt format are those of `TaskEnvironment`.
 
     Args:
         tools: functions with types and Google-style docstrings, sync or async. Arguments are those that the policy
             wrote; results are shown by `str`, exceptions as `{'error': …}`, those of async functions last.
-        tasks, initial_instruction, prompt_format: see `TaskEnvironment`.
         seconds: the timeout of a call. A sync function cannot be stopped: it continues in its thread, and its result is
             dropped. Without a timeout (`math.inf`) sync functions are called one after the other in the caller's
             thread, as TRL does.

@@ -301,12 +301,12 @@ def from_trl(
 
     `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
     to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as in TRL, and are added to it.
+    functions may take `environments`, as in TRL, and are added to it. For the instruction and the
+    prompt's format see `TaskEnvironment`.
 
     Args:
         factory: a class or function that makes one environment, without arguments.
         tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
-        initial_instruction, prompt_format: see `TaskEnvironment`.
         seconds: the timeout of a call.
 
     Raises:

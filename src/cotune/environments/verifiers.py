@@ -49,7 +49,8 @@ def from_verifiers(
         environment: an `Env` of `verifiers.v1` with one agent.
         initial_instruction: None is the system prompt that all tasks share.
         prompt_format: None puts the instruction into the system message.
-        validation, test: numbers of questions that are held out, at most a tenth and a fifth of all.
+        validation: questions that are held out for validation, at most a tenth of all.
+        test: questions that are held out for the test, at most a fifth of all.
 
     Raises:
         ConfigError: `verifiers` is not installed, or the environment cannot be trained on.
