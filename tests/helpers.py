@@ -3,10 +3,14 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from cotune.errors import ConfigError
 from cotune.methods.inspo.proposers import propose
 from cotune.methods.inspo.replay import Experience
 from cotune.protocols import LLM, Strategy
@@ -42,6 +46,18 @@ WAITING = frozenset({"llm/waited_seconds"})
 def rules_llm(seed: int = 0) -> RulesLLM:
     """Return the offline rules of the world geo, whose questions `make_tasks` gives."""
     return RulesLLM(seed, geo_rules.RULES)
+
+
+@contextmanager
+def raises_line(
+    *parts: str, match: str = "", error: type[Exception] = ConfigError
+) -> Iterator[None]:
+    """Expect an error of one line that holds some texts, and matches a pattern if there is one."""
+    with pytest.raises(error, match=match) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [part for part in parts if part not in message] == [], message
 
 
 def make_tasks(count: int) -> list[Task]:

@@ -20,6 +20,11 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
+SEARCH_R1_TOLD = (
+    "Answer the given question. Use <search> and <answer> Beijing </answer>. Question: "
+)
+
+
 def search_r1(source: str, index: int, question: str, answers: list[str]) -> dict[str, Any]:
     """A row as Search-R1's qa_search_test_merge.py writes it."""
     return {
@@ -27,7 +32,7 @@ def search_r1(source: str, index: int, question: str, answers: list[str]) -> dic
         "question": question,
         "golden_answers": answers,
         "data_source": source,
-        "prompt": [{"role": "user", "content": f"Answer the given question. … {question}"}],
+        "prompt": [{"role": "user", "content": f"{SEARCH_R1_TOLD}{question}\n"}],
         "ability": "fact-reasoning",
         "reward_model": {"ground_truth": {"target": answers}, "style": "rule"},
         "extra_info": {"index": index, "split": "test"},

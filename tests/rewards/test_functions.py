@@ -18,6 +18,7 @@ from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.functions import FEEDBACK_CHARS, RewardFunctions, WeightedReward
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.helpers import raises_line
 
 INSTRUCTION = "Do it."
 CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q0?"}]}
@@ -404,11 +405,8 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
     ],
 )
 def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises_line(*said):
         RewardFunctions([given] if given else [])
-    for part in said:
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 # ---- by name

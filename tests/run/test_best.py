@@ -39,7 +39,6 @@ from cotune.run.record import Record
             "Kept: the policy of step 4 with instruction i0, the best on validation with exact match "
             "0.500 (95 %: 0.250 to 0.750); instruction i3 scores 0.250 there",
         ),
-        # Of a version that did not record whether the score is one, nor of what.
         ({"em": 0.0, "instruction_id": ""}, "Kept: the policy of step 4"),
     ],
 )  # fmt: skip
@@ -53,8 +52,21 @@ def test_a_record_says_what_is_kept_and_why(
     assert read_best(tmp_path) == record
 
 
-def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
+def test_a_record_of_another_version(tmp_path: Path) -> None:
     assert read_best(tmp_path) is None
+    fields = {
+        "schema_version": 1,
+        "em": 0.5,
+        "step": 1,
+        "instruction_id": "i0",
+        "instruction": "Do.",
+    }
+    (tmp_path / "best.json").write_text(json.dumps(fields))
+    record = read_best(tmp_path)
+    assert record is not None
+    assert (record.hint, record.observed_rollouts) == ("", None)
+    # Whether its score is one is unknown, and of what.
+    assert record.statement() == "Kept: the policy of step 1 with instruction i0"
     (tmp_path / "best.json").write_text('{"schema_version": 2, "instruction": "Do."}')
     with pytest.raises(ConfigError, match="cannot be read \\(schema_version"):
         read_best(tmp_path)

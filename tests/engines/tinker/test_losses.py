@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]'")
 
 from cotune.engines.tinker.run import rows_of, server_loss, token_terms
+from cotune.engines.tinker.server_policy import Adapter
 from cotune.policy.codec import HFCodec
-from cotune.types import Distillation
+from cotune.types import Distillation, Trajectory
 from tests.engines.tinker.fake_server import FakeServer
 from tests.engines.tinker.parity import GROUP, check_log_probabilities, check_update, rollouts
 from tests.engines.tinker.setup import adapter_of
@@ -30,17 +31,19 @@ def test_an_update_is_a_step_of_the_reference_loop(
 
 
 def test_log_probabilities_of_sampler_forward_and_peft_are_equal(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapter: Adapter, policy: str, tmp_path: Path
 ) -> None:
-    check_log_probabilities(adapter_of(FakeServer(policy).install(monkeypatch)), policy, tmp_path)
+    check_log_probabilities(adapter, policy, tmp_path)
+
+
+@pytest.fixture
+def batch(adapter: Adapter, policy: str) -> list[Trajectory]:
+    return rollouts(adapter, HFCodec(AutoTokenizer.from_pretrained(policy)))
 
 
 def test_rows_without_an_advantage_are_neither_sent_nor_scored(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+    adapter: Adapter, batch: list[Trajectory]
 ) -> None:
-    server = FakeServer(policy).install(monkeypatch)
-    adapter = adapter_of(server)
-    batch = rollouts(adapter, HFCodec(AutoTokenizer.from_pretrained(policy)))
     scored: list[Any] = []
 
     def forward(pairs: Any) -> Any:
@@ -67,11 +70,8 @@ def test_rows_without_an_advantage_are_neither_sent_nor_scored(
 
 
 def test_a_compiling_server_gets_multiples_of_its_rows(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+    adapter: Adapter, batch: list[Trajectory]
 ) -> None:
-    server = FakeServer(policy).install(monkeypatch)
-    adapter = adapter_of(server)
-    batch = rollouts(adapter, HFCodec(AutoTokenizer.from_pretrained(policy)))
     terms = token_terms(batch, GROUP, Distillation(), adapter.forward, [])
     data = rows_of(batch, terms, range(len(batch)), "grpo", "mean", 8)
     assert len(data) % 8 == 0
@@ -79,11 +79,8 @@ def test_a_compiling_server_gets_multiples_of_its_rows(
     assert len(filled) == len(data) - len(terms)
 
 
-def test_cispo_is_a_mean_over_tokens(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cispo_is_a_mean_over_tokens(adapter: Adapter, batch: list[Trajectory]) -> None:
     """FST's loss: each token counts the same, and the ratio is bounded by the cap alone."""
-    server = FakeServer(policy).install(monkeypatch)
-    adapter = adapter_of(server)
-    batch = rollouts(adapter, HFCodec(AutoTokenizer.from_pretrained(policy)))
     terms = token_terms(batch, GROUP, Distillation(), adapter.forward, [])
     data = rows_of(batch, terms, range(len(batch)), "cispo", "sum")
     tokens = sum(sum(t.trained_mask) for t in batch)

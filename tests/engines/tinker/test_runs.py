@@ -24,8 +24,8 @@ from cotune.config.build import run_policy
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
-from cotune.engines.tinker.run import TinkerBest, TinkerJoint, learning_rate
-from cotune.engines.tinker.server_policy import server_path
+from cotune.engines.tinker.run import TinkerBest, learning_rate
+from cotune.engines.tinker.server_policy import Adapter, server_path
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluation import evaluate_run
 from cotune.experiments.evaluate.quadrants import evaluate_quadrants
@@ -41,11 +41,11 @@ from tests.engines.tinker.setup import (
     INSPO,
     P2O,
     TRAINING,
-    adapter_of,
     letters,
     lines,
     preflight,
 )
+from tests.helpers import raises_line
 from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import write
 
@@ -189,25 +189,26 @@ def test_what_cannot_be_evaluated_is_one_line(
     assert "variable TINKER_API_KEY is not set" in refused("evaluate", run.path, *hosted)
 
 
-def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> None:
-    unbroken, _, _, whole, _ = runs
-    assert [p.name for p in complete_checkpoints(unbroken.checkpoints_path)] == [
-        "checkpoint-4",
-        "checkpoint-2",
-    ]
+def test_what_is_left_on_the_server_and_in_the_folder(runs: Any) -> None:
+    unbroken, broken, error, whole, _ = runs
+    kept = complete_checkpoints(unbroken.checkpoints_path)
+    assert [path.name for path in kept] == ["checkpoint-4", "checkpoint-2"]
     best = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
     kinds = [path.split("/")[3] for path in whole.saved]
     assert kinds.count("weights") == 2
     assert [path for path in whole.saved if "/sampler_weights/" in path] == [best]
+    # The key is in no file.
+    assert whole.arguments["api_key"] == KEY
+    files = [p for run in (unbroken, broken) for p in run.path.rglob("*") if p.is_file()]
+    assert not [p for p in files if KEY.encode() in p.read_bytes()]
+    assert KEY not in error
 
 
 def test_an_interrupted_save_leaves_the_older_best_on_the_server(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = FakeServer(policy).install(monkeypatch)
-    adapter = adapter_of(server)
     joint: Any = SimpleNamespace(
-        adapter=adapter, service=adapter.service, base=policy, identity={},
+        adapter=adapter, service=adapter.service, base=server.model, identity={},
         coordinator=SimpleNamespace(strategy=StaticStrategy("say ")),
     )  # fmt: skip
     best = TinkerBest(tmp_path / "best", tiny_tokenizer())
@@ -229,21 +230,11 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
 
 
 def test_an_archive_that_is_none_is_one_line(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = FakeServer(policy).install(monkeypatch)
     monkeypatch.setattr("cotune.engines.tinker.server_policy._fetch", lambda url: b"<html>busy")
-    with pytest.raises(EngineError, match="the server gave no whole tar archive") as caught:
-        adapter_of(server).export("best-1", tmp_path / "best", policy)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_key_is_in_no_file(runs: Any) -> None:
-    unbroken, broken, error, whole, _ = runs
-    assert whole.arguments["api_key"] == KEY
-    files = [p for run in (unbroken, broken) for p in run.path.rglob("*") if p.is_file()]
-    assert not [p for p in files if KEY.encode() in p.read_bytes()]
-    assert KEY not in error
+    with raises_line("the server gave no whole tar archive", error=EngineError):
+        adapter.export("best-1", tmp_path / "best", "base")
 
 
 def test_the_best_policy_is_an_adapter_that_peft_loads(runs: Any, policy: str) -> None:
@@ -305,9 +296,8 @@ def test_a_spent_budget_ends_the_run_once(
 
 
 def test_a_checkpoint_of_another_run_changes_nothing(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, policy: str, tmp_path: Path
 ) -> None:
-    server = FakeServer(policy).install(monkeypatch)
     server.fail = failing("update", 3 + 2)
     with pytest.raises(EngineError):
         train(letters(tmp_path / "run", policy, {"kind": "static"}), quiet=True)
@@ -327,16 +317,6 @@ def test_the_rate_follows_its_schedule(policy: str, tmp_path: Path) -> None:
     assert rates[0] == 0.0
     assert rates[2] == pytest.approx(1e-2)
     assert rates[2:] == sorted(rates[2:], reverse=True)
-
-
-def test_nothing_is_written_if_the_server_is_refused(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeServer(policy, reduction="mean of rows").install(monkeypatch)
-    raw = letters(tmp_path / "run", policy, {"kind": "static"})
-    with pytest.raises(ConfigError, match="unknown way"):
-        TinkerJoint(preflight(raw), Console(quiet=True))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands(

@@ -1,5 +1,6 @@
 """What would make TRL run something else than cotune was told is refused in a line."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +25,7 @@ from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.static import StaticStrategy
 from cotune.types import Distillation
 from tests.engines.trl.setup import config
+from tests.helpers import raises_line
 
 TWO_STEPS_A_BATCH = {
     "per_device_train_batch_size": 3,
@@ -64,9 +66,8 @@ def test_what_the_trainer_would_build_later_is_tried_first(
 ) -> None:
     check_named_parts(config(tmp_path))
     args = with_value(config(tmp_path, lr_scheduler_type="cosine"), name, value)
-    with pytest.raises(ConfigError, match=rf"^training.engine_args.{name}: .*{said}") as error:
+    with raises_line(match=rf"^training.engine_args.{name}: .*{said}"):
         check_named_parts(args)
-    assert "\n" not in str(error.value)
 
 
 def test_each_refused_field_has_its_example() -> None:
@@ -76,13 +77,10 @@ def test_each_refused_field_has_its_example() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_is_named_with_its_reason_and_fix(tmp_path: Path, name: str) -> None:
     check_args(config(tmp_path))
-    with pytest.raises(ConfigError) as error:
-        check_args(with_value(config(tmp_path), name, REFUSED[name]))
-    message = str(error.value)
-    assert message.startswith(f"GRPOConfig.{name} is ")
     field = checks.REFUSED[name]
-    assert message.endswith(f"{field.why}: {field.fix(name)}")
-    assert "\n" not in message
+    reason = re.escape(f"{field.why}: {field.fix(name)}")
+    with raises_line(match=rf"^GRPOConfig\.{name} is .*{reason}$"):
+        check_args(with_value(config(tmp_path), name, REFUSED[name]))
 
 
 REVIEWED = """
@@ -139,12 +137,8 @@ def test_what_does_not_go_together_is_refused_with_its_fix(
     tmp_path: Path, changes: dict[str, Any], field: str, fix: str
 ) -> None:
     args = config(tmp_path, **changes)
-    with pytest.raises(ConfigError) as error:
+    with raises_line(field, fix):
         check_args(args)
-    message = str(error.value)
-    assert field in message
-    assert fix in message
-    assert "\n" not in message
 
 
 def p2o(**settings: Any) -> P2O:

@@ -68,6 +68,8 @@ def test_other_training_tasks_are_refused(
     assert after == before  # nothing is taken up, nothing is cut back
     assert (other.joint.batches, other.trajectories) == (0, [])
     same = start(tmp_path, environment=Letters(), resume=True, **SAVING)
+    assert not restored_ended(same, newest(tmp_path))  # its training goes on
+    assert (same.joint.batches, resumed_events(tmp_path)) == (0, [])
     same.joint.load_state_dict(state_of(tmp_path, 1))
     assert same.joint.batches == 1
 
@@ -112,40 +114,33 @@ def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) 
     return run
 
 
+HALVES = {
+    "per_device_train_batch_size": 3, "gradient_accumulation_steps": 1, "steps_per_generation": 2,
+    "max_steps": 6, "save_steps": 2,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("budget", "verified", "batches"),
-    [(24, 0, 4), (18, 1, 2), (18, 0, 3)],
+    ("budget", "verified", "changes", "batches", "steps"),
+    [
+        (24, 0, {}, 4, 4),
+        (18, 1, {}, 2, 2),
+        (18, 0, {}, 3, 3),
+        (12, 0, {"save_steps": 3}, 2, 2),  # the last step is saved all the same
+        (11, 0, HALVES, 1, 2),  # a batch is trained on to its end
+    ],
 )
 def test_training_ends_before_the_batch_that_would_exceed_the_budget(
-    tmp_path: Path, budget: int, verified: int, batches: int
+    tmp_path: Path, budget: int, verified: int, changes: dict[str, Any], batches: int, steps: int
 ) -> None:
-    run = budgeted(tmp_path, budget, verified)
+    run = budgeted(tmp_path, budget, verified, **changes)
     run.trainer.train()
     assert run.joint.batches == len(run.trajectories) == batches
+    assert run.trainer.state.global_step == steps
     assert run.folder.totals().rollouts["train"] == 6 * batches
     # After the last of all steps nothing more could be rolled out, whatever the budget.
     last = 6 * batches + verified + 6 > budget
-    assert run.joint.ended is state_of(tmp_path, batches)["ended"] is last
-
-
-def test_the_last_step_of_a_spent_budget_is_saved(tmp_path: Path) -> None:
-    run = budgeted(tmp_path, 12, save_steps=3)
-    run.trainer.train()
-    assert run.joint.batches == 2
-    assert state_of(tmp_path, 2)["ended"] is True
-
-
-def test_a_batch_is_trained_on_to_its_end(tmp_path: Path) -> None:
-    halves = {
-        "per_device_train_batch_size": 3,
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 2,
-        "max_steps": 6,
-        "save_steps": 2,
-    }
-    run = budgeted(tmp_path, 11, **halves)
-    run.trainer.train()
-    assert (run.joint.batches, run.trainer.state.global_step) == (1, 2)
+    assert run.joint.ended is state_of(tmp_path, steps)["ended"] is last
 
 
 def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(
@@ -177,13 +172,3 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
     assert (again.joint.batches, again.joint.ended) == (batches, ended)
     assert state_of(tmp_path, batches)["ended"] is ended
     assert again.joint.budget_is_spent() is ended
-
-
-def test_a_run_that_had_not_ended_is_trained_on(
-    tmp_path: Path, trained: Callable[..., Run]
-) -> None:
-    copied(trained(), tmp_path)
-    checkpoint = newest(tmp_path)
-    again = start(tmp_path, resume=True, **SAVING)
-    assert not restored_ended(again, checkpoint)
-    assert (again.joint.batches, again.folder.attempt, resumed_events(tmp_path)) == (0, 1, [])

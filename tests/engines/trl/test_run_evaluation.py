@@ -332,21 +332,6 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     ]
 
 
-def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:
-    run, outcome = finished(tmp_path, Counting(), every=5)
-    rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
-    # The instruction is not the initial one of the run file, so that one is measured, too.
-    assert [(row["when"], row["split"], row["step"], row["trained"]) for row in rows] == [
-        ("during", "validation", 3, 2),
-        ("after", "test", 3, 2),
-        ("plain", "test", 3, 2),
-    ]
-    assert {row.step for row in run.folder.read_costs()} == {3}
-    assert [row["prompt"] for row in rows] == ["best", "best", "initial"]
-    assert outcome.after.em == rows[1]["em"]
-    assert outcome.before is None
-
-
 class Hinting(Counting):
     """Knows a hint to keep at inference."""
 
@@ -354,22 +339,26 @@ class Hinting(Counting):
         return HINT
 
 
-def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
-    run, outcome = finished(tmp_path, Hinting())
+def test_closing_counts_under_the_step_after_the_last_and_scores_a_hint_besides(
+    tmp_path: Path,
+) -> None:
+    run, outcome = finished(tmp_path, Hinting(), every=5)
     rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
-    assert [(row["when"], row["prompt"], row["step"]) for row in rows] == [
-        ("after", "best", 3),
-        ("plain", "initial", 3),
-        ("hinted", "best with hint", 3),
+    # The instruction is not the initial one of the run file, so that one is measured, too.
+    assert [(row["when"], row["split"], row["prompt"]) for row in rows] == [
+        ("during", "validation", "best"),
+        ("after", "test", "best"),
+        ("plain", "test", "initial"),
+        ("hinted", "test", "best with hint"),
     ]
+    assert {(row["step"], row["trained"]) for row in rows} == {(3, 2)}
+    assert {row.step for row in run.folder.read_costs()} == {3}
+    assert outcome.after.em == rows[1]["em"]
+    assert outcome.before is None
     assert (run.folder.best_path / "hint.txt").read_text() == HINT + "\n"
-    seen = {
-        when: {
-            row["sampled"]["hint"] for row in run.folder.read_trajectories(3, f"evaluate_{when}")
-        }
-        for when in ("after", "plain", "hinted")
-    }
-    assert seen == {"after": {""}, "plain": {""}, "hinted": {HINT}}
+    for when, hint in (("after", ""), ("plain", ""), ("hinted", HINT)):
+        rollouts = run.folder.read_trajectories(3, f"evaluate_{when}")
+        assert {row["sampled"]["hint"] for row in rollouts} == {hint}
     assert outcome.hinted is not None
     _, arm = summary_of(run, outcome)
-    assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[2]["em"], rows[2]["n"])
+    assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[3]["em"], rows[3]["n"])

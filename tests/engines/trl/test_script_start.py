@@ -1,6 +1,7 @@
 """A script's `JointTrainer` before its first step: what is refused, and how its run folder is begun."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,6 @@ from cotune.errors import ConfigError, LLMError
 from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
-from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.config.test_run_checks import environment
@@ -110,6 +110,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
         ({"method": cotune.Static(instruction="<search> </search> <answer>")}, "no </answer>"),
         ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
         ({"reward_funcs": 3}, "rewards: int is no function; expected a function or"),
+        ({"limits": replace(LIMITS, prompt_tokens=480)}, r"480 \+ 640 = 1120, but the policy's context holds 1024"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -132,15 +133,6 @@ def test_no_group_is_cut_between_calls_of_reward_functions(
 ) -> None:
     training = begin(tmp_path, per_device_train_batch_size=rollouts)
     assert training.joint.coordinator.settings.rows_per_call == rows
-
-
-def test_limits_beyond_the_policys_context_are_refused(tmp_path: Path) -> None:
-    wide = cotune.Limits(
-        turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40, prompt_tokens=480
-    )
-    with pytest.raises(ConfigError, match=r"480 \+ 40 = 520, but the policy's context holds 512"):
-        begin(tmp_path, trainer_arguments={"limits": wide})
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- the run folder
@@ -180,23 +172,3 @@ def test_a_folder_is_begun_once(tmp_path: Path, train: Callable[[Record], None])
     ):
         pass
     assert record.events_path.read_bytes() == before
-
-
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    with (
-        opened_run(settings(tmp_path), 4, resume=False) as record,
-        pytest.raises(ConfigError, match="is being trained by another process"),
-        run_locked(record.path),
-    ):
-        pass
-    with run_locked(record.path):
-        pass
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cotune").write_text("a file", encoding="utf-8")
-    with (
-        pytest.raises(ConfigError, match=r"output: .*cotune is a file; choose another"),
-        opened_run(settings(tmp_path), 4, resume=False),
-    ):
-        pass

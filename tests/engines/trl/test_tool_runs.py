@@ -9,7 +9,6 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from cotune.cli.train import train
-from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from tests.policy.bigram import save
 from tests.run_files import tiny, write
@@ -159,21 +158,3 @@ def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) 
     assert len({row["reward"] for row in rows}) > 1
     assert {len(texts) for texts in asked.values()} == {1}
     assert len(set.union(*asked.values())) == len(asked) > 2
-
-
-def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    save(tmp_path / "policy", TURNS, template)
-    file = write(tmp_path / "run.yaml", run_file(tmp_path))
-
-    with pytest.raises(
-        ConfigError, match=r"policy: its chat template does not show tools.*policy\.chat_template"
-    ):
-        train(file, Console(quiet=True))
-
-    assert not (tmp_path / "out").exists()

@@ -22,35 +22,41 @@ TWO_STEPS_A_BATCH = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], list[Any]]:
-    """Two batches at a temperature of 0.7, with what TRL passed to our two functions."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any]]:
+    """Two batches at a temperature of 0.7, with what TRL passed to our reward function."""
     run = start(tmp_path_factory.mktemp("run"), temperature=0.7)
-    prompts: list[Any] = []
     rewards: list[Any] = []
-    rollout, reward = run.trainer.rollout_func, run.trainer.reward_funcs[0]
-    assert rollout is not None
+    reward: Any = run.trainer.reward_funcs[0]
 
-    def noted_rollout(given: Any, trainer: Any) -> Any:
-        prompts.append(given)
-        return rollout(given, trainer)
-
-    def noted_reward(**given: Any) -> Any:
+    def noted(**given: Any) -> Any:
         rewards.append(given)
-        return reward(**given)  # type: ignore[operator]
+        return reward(**given)
 
-    run.trainer.rollout_func = noted_rollout
-    run.trainer.reward_funcs[0] = noted_reward  # type: ignore[call-overload]
+    run.trainer.reward_funcs[0] = noted  # type: ignore[call-overload]
     run.trainer.train()
-    return run, prompts, rewards
+    return run, rewards
 
 
-def test_the_environments_score_is_the_reward(trained: Any) -> None:
-    run, _, rewards = trained
+def test_rewards_metrics_and_tokens_are_those_of_trls_log(trained: Any) -> None:
+    run, rewards = trained
     scores = [[t.reward for t in batch] for batch in run.trajectories]
     assert [[row[""] for row in given["cotune_parts"]] for given in rewards] == scores
     assert len({score for batch in scores for score in batch}) > 2
     assert run.logged("reward") == pytest.approx([sum(s) / len(s) for s in scores], abs=1e-6)
     assert run.logged("reward_mean") == pytest.approx(run.logged("reward"), abs=1e-6)
+    # Metrics of strategy and batch are in the run folder, too.
+    assert run.logged("counting/total")[-1] == pytest.approx(run.strategy.total)
+    assert run.logged("counting/started") == [1.0, 2.0]
+    rows = run.folder.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2]
+    for name in ("counting/total", "loss", "grad_norm"):
+        assert [row[name] for row in rows] == pytest.approx(run.logged(name))
+    assert {"turns_mean", "zero_advantage_share"} <= rows[0].keys()
+    # Tokens are counted as TRL counts them.
+    own = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
+    assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(own)
+    totals = run.folder.totals()
+    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +78,6 @@ def test_rollouts_their_tokens_and_the_update_are_reported(halves: Any) -> None:
     assert (rows, rows) in reported["train"]
     assert all(done < total for done, total in reported["tokens"])
     assert reported["update"] == [(1, 2), (2, 2)] * 3
-
-
-def test_metrics_of_strategy_and_batch_are_in_trls_log_and_in_the_run_folder(trained: Any) -> None:
-    run, _, _ = trained
-    totals = run.logged("counting/total")
-    assert totals[-1] == pytest.approx(run.strategy.total)
-    assert run.logged("counting/started") == [1.0, 2.0]
-    rows = run.folder.read_metrics()
-    assert [row["step"] for row in rows] == [1, 2]
-    assert [row["counting/total"] for row in rows] == pytest.approx(totals)
-    assert [row["loss"] for row in rows] == run.logged("loss")
-    assert {"turns_mean", "zero_advantage_share", "grad_norm"} <= rows[0].keys()
-
-
-def test_tokens_are_counted_as_trl_counts_them(trained: Any) -> None:
-    run, _, _ = trained
-    own = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
-    assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(own)
-    totals = run.folder.totals()
-    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
 
 
 def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(halves: Any) -> None:
