@@ -50,7 +50,7 @@ def rules_llm(seed: int = 0) -> RulesLLM:
 
 @contextmanager
 def raises_line(
-    *parts: str, match: str = "", error: type[Exception] = ConfigError
+    *parts: str, match: str | None = None, error: type[Exception] = ConfigError
 ) -> Iterator[None]:
     """Expect an error of one line that holds some texts, and matches a pattern if there is one."""
     with pytest.raises(error, match=match) as caught:

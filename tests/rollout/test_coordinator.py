@@ -415,22 +415,6 @@ def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, where:
         assert str(outcome) == f"a rollout failed; {where}: ValueError: boom"
 
 
-def test_a_failed_strategy_ends_both_ranks() -> None:
-    class Broken(StaticStrategy):
-        def observe(
-            self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-        ) -> Metrics:
-            raise KeyError("lost")
-
-    def work(comm: ThreadRank) -> Any:
-        return one_step(make(comm=comm, strategy=Broken("say ")), TASKS, 2, STEP)
-
-    first, second = on_two_ranks(work)
-    assert isinstance(first, KeyError)
-    assert isinstance(second, EngineError)
-    assert str(second) == "rank 0 stopped the run: KeyError: 'lost'"
-
-
 def test_one_process_raises_the_error_itself_and_closes_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.codec import HFCodec
 from cotune.policy.policy_files import policy_path
 from tests.engines.contract.loop_driver import built
@@ -23,14 +22,6 @@ class TRLDriver:
     policy: str = POLICY
 
     def run(self, script: Script) -> Recording:
-        updates: list[list[Row]] = []
-
-        class Watched(PolicyUpdate):
-            def _generate_and_score_completions(self, inputs: Any) -> Any:
-                output = super()._generate_and_score_completions(inputs)
-                updates.append(_trl_rows(output))
-                return output
-
         path = policy_path(self.policy)
         tokenizer = AutoTokenizer.from_pretrained(path)
         codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
@@ -42,7 +33,6 @@ class TRLDriver:
             environment,
             (AutoModelForCausalLM.from_pretrained(path), tokenizer),
             script.limits,
-            Watched,
             llm=script.optimizer(),
             seed=script.seed,
             max_steps=script.steps,
@@ -52,8 +42,9 @@ class TRLDriver:
             learning_rate=script.learning_rate,
         )
         run.joint.coordinator.sampler = script.sampler(codec)
+        outputs = run.outputs()
         run.trainer.train()
-        return Recording.read(lines, updates)
+        return Recording.read(lines, [_trl_rows(output) for output in outputs])
 
 
 def _trl_rows(output: dict[str, Any]) -> list[Row]:

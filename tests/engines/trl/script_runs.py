@@ -13,8 +13,8 @@ from cotune.config.joint_method import JointMethod
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
+from tests.engines.trl.kills import numbers
 from tests.engines.trl.setup import Remembered, config
-from tests.helpers import WAITING
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = cotune.Limits(
@@ -144,10 +144,6 @@ def begin(
     return ScriptTraining(trainer)
 
 
-TIMES = {"time", "attempt", "step_time", *WAITING}
-
-
 def figures(training: ScriptTraining) -> list[dict[str, Any]]:
     """What another run of the same has to equal, step by step."""
-    rows = training.run.read_metrics()
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+    return numbers(training.run)

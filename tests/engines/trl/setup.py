@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,6 +87,48 @@ class Counting(StaticStrategy):
 
     def load_state_dict(self, state: State) -> None:
         self.total, self.batches = state["total"], state["batches"]
+
+
+class HintedRows(StaticStrategy):
+    """Samples rows of every batch under a hint and trains on them without it.
+
+    Args:
+        rows: which; None is all.
+        distillation: the default's if it is None.
+        taught: whether a teacher that reads the hint teaches hinted rows.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int] | None,
+        distillation: Distillation | None = None,
+        instruction: str = "abc de. ",
+        hint: str = HINT,
+        taught: bool = False,
+    ) -> None:
+        super().__init__(instruction)
+        self._rows, self._hinted = rows, Prompt(instruction, hint)
+        self._distillation, self._taught = distillation or Distillation(), taught
+
+    @property
+    def distillation(self) -> Distillation:
+        return self._distillation
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._taught
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        plain = super().assign(tasks, group_size, progress)
+        teacher = self._hinted if self._taught else None
+        return [
+            replace(assignment, sampled=self._hinted, teacher=teacher)
+            if self._rows is None or row in self._rows
+            else assignment
+            for row, assignment in enumerate(plain)
+        ]
 
 
 class Remembered:
@@ -186,7 +228,6 @@ def start(
     environment: Environment | None = None,
     policy: tuple[Any, Any] | None = None,
     limits: Limits = LIMITS,
-    trainer_class: type[PolicyUpdate] = PolicyUpdate,
     trainer_arguments: dict[str, Any] | None = None,
     resume: bool = False,
     identity: dict[str, str] | None = None,
@@ -232,7 +273,7 @@ def start(
         return result
 
     joint.coordinator.observe = noted  # type: ignore[method-assign]
-    trainer = trainer_class(model, joint, **(trainer_arguments or {}))
+    trainer = PolicyUpdate(model, joint, **(trainer_arguments or {}))
     if remembers:
         joint.coordinator.sampler = Remembered(joint)
     trainer.remove_callback(PrinterCallback)

@@ -10,13 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from cotune.engines.trl.policy_update import PolicyUpdate
-from cotune.methods.static import StaticStrategy
-from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
+from cotune.types import Distillation, Limits, Trajectory
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
-from tests.engines.trl.setup import Run, start
+from tests.engines.trl.setup import HintedRows, Run, start
 from tests.policy.tiny import small_policy
-from tests.reference_loop import completion_logprobs, policy_loss
+from tests.reference_loop import completion_logprobs, policy_loss, teacher_loss
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 TEMPERATURE = 1.4
@@ -28,30 +26,6 @@ MINI_BATCHES = {
     "steps_per_generation": 2,
     "max_steps": 2,
 }
-
-
-class Mixed(StaticStrategy):
-    """Hints all rollouts of the first question, all but one of the second, none of the others."""
-
-    def __init__(self, instruction: str, distillation: Distillation, hint: str = GEO_HINT) -> None:
-        super().__init__(instruction)
-        self._instruction, self._hint, self._distillation = instruction, hint, distillation
-
-    def assign(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Assignment]:
-        plain = Prompt(self._instruction)
-        found: list[Assignment] = []
-        for group, task in enumerate(tasks):
-            for k in range(group_size):
-                hinted = group == 0 or (group == 1 and k > 0)
-                seen = Prompt(self._instruction, self._hint) if hinted else plain
-                found.append(Assignment(task, seen, plain, "i0", group))
-        return found
-
-    @property
-    def distillation(self) -> Distillation:
-        return self._distillation
 
 
 class EveryOther(GeoEnvironment):
@@ -66,18 +40,21 @@ class EveryOther(GeoEnvironment):
 
 
 class Spy(TrainerCallback):
-    """Before the optimizer's step: TRL's gradient beside the loop's, at the same weights."""
+    """Trains, and notes before the optimizer's step TRL's gradient beside the loop's, at the same weights."""
 
-    def __init__(self) -> None:
-        self.run: Any = None
-        self.outputs: list[dict[str, Any]] = []
+    def __init__(self, run: Run) -> None:
+        self.run: Any = run
+        self.outputs = run.outputs()
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.losses: list[float] = []
+        run.trainer.add_callback(self)
+        run.trainer.train()
 
     def loss(self, model: Any) -> torch.Tensor:
         args, strategy = self.run.joint.args, self.run.joint.coordinator.strategy
-        sizes = args.num_generations, args.epsilon, args.temperature
-        return policy_loss(model, self.run.joint.batch.trajectories, *sizes, strategy.distillation)
+        batch, sizes = self.run.joint.batch.trajectories, (args.num_generations, args.epsilon)
+        loss = policy_loss(model, batch, *sizes, args.temperature, strategy.distillation)
+        return loss + teacher_loss(model, batch, args.temperature) if strategy.has_teacher else loss
 
     def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
         loss = self.loss(model)
@@ -101,31 +78,27 @@ def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **chan
         "per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1,
         "max_grad_norm": 1e9,  # no clipping: the gradient is compared, not its direction alone
         "max_completion_length": LIMITS.trajectory_tokens, "remembers": True,
+        "temperature": TEMPERATURE,
     }  # fmt: skip
     return start(folder, strategy, environment, policy, LIMITS, **values | changes)
 
 
 def trained(
     folder: Path,
-    distillation: Distillation,
+    distillation: Distillation | None = None,
     kind: type[GeoEnvironment] = EveryOther,
+    rows: Sequence[int] | None = (0, 1, 2, 3, 5, 6, 7),
+    taught: bool = False,
     **changes: Any,
 ) -> Spy:
-    """A step of a small policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
-    spy = Spy()
+    """A step of a small policy on 3 questions × 4 rollouts, at a temperature that varies their texts.
 
-    class Watched(PolicyUpdate):
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            spy.outputs.append(super()._generate_and_score_completions(inputs))
-            return spy.outputs[-1]
-
+    By default all rollouts of the first question are hinted, all but one of the second, none of the third.
+    """
     environment = kind(GeoOptions(train=3, validation=1, test=1))
-    strategy = Mixed(environment.initial_instruction, distillation)
-    values = {"temperature": TEMPERATURE, "trainer_class": Watched} | changes
-    spy.run = start_small(folder, strategy, environment, **values)
-    spy.run.trainer.add_callback(spy)
-    spy.run.trainer.train()
-    return spy
+    instruction = environment.initial_instruction
+    strategy = HintedRows(rows, distillation, instruction, GEO_HINT, taught)
+    return Spy(start_small(folder, strategy, environment, **changes))
 
 
 MODES = {
@@ -247,10 +220,40 @@ class FlatFirst(GeoEnvironment):
 
 def test_equal_rewards_are_no_advantage_at_all(tmp_path: Path) -> None:
     sizes = {"num_generations": 6, "per_device_train_batch_size": 18}
-    spy = trained(tmp_path, Distillation(ratio="original"), FlatFirst, **sizes)
+    rows = (*range(6), *range(7, 12))  # all of the first question, all but one of the second
+    spy = trained(tmp_path, Distillation(ratio="original"), FlatFirst, rows, **sizes)
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     spy.check()
     (batch,) = spy.run.trajectories
     assert [a == 0 for a in spy.outputs[0]["advantages"]] == [t.reward == 0.9 for t in batch]
     (row,) = spy.run.folder.read_metrics()
     assert row["zero_advantage_share"] == pytest.approx(1 / 3)
+
+
+# ---- a teacher
+
+
+@pytest.mark.parametrize("changes", [{}, ACCUMULATED], ids=["at once", "accumulated"])
+def test_loss_and_gradient_with_a_teacher_are_the_loops(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """All rollouts are under the hint and trained without it; successes have a teacher."""
+    spy = trained(tmp_path, rows=None, taught=True, **changes)
+    batch = spy.run.joint.batch.trajectories
+    assert {bool(t.teacher_prompt_ids) for t in batch} == {True, False}
+    assert all(bool(t.teacher_prompt_ids) == (t.reward >= 0.5) for t in batch)
+    assert all(t.prompt_ids != t.sampled_prompt_ids for t in batch)
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-4)
+    spy.check(atol=2e-5, rtol=1e-3)
+    for row in spy.run.folder.read_metrics():
+        assert row["distil/share"] == pytest.approx(6 / 12)
+        assert row["distil/gap"] != 0
+        assert row["distil/tokens"] > 0
+
+
+def test_without_a_teachers_rollouts_it_is_grpo(tmp_path: Path) -> None:
+    spy = trained(tmp_path, rows=(), taught=True)
+    spy.check()
+    (row,) = spy.run.folder.read_metrics()
+    assert row["distil/share"] == 0
+    assert "distil/gap" not in row

@@ -9,8 +9,7 @@ import pytest
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.types import Distillation
-from tests.engines.trl.setup import HINT, start
-from tests.engines.trl.test_distillation import Mixed
+from tests.engines.trl.setup import HintedRows, start
 from tests.run_files import tiny
 
 SUPPORTED: list[dict[str, Any]] = [
@@ -41,7 +40,7 @@ SUPPORTED: list[dict[str, Any]] = [
     "changes", SUPPORTED, ids=lambda changes: "=".join(map(str, next(iter(changes.items()))))
 )
 def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any]) -> None:
-    strategy = Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT)
+    strategy = HintedRows((0, 1, 2, 4, 5), Distillation(ratio="masked_signed"))
     run = start(tmp_path, strategy, **{"max_steps": 1, **changes})
     run.trainer.train()
     rows = run.folder.read_metrics()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
@@ -21,15 +21,8 @@ from cotune.policy.local_policy import load, load_tokenizer
 from cotune.policy.precision import rounding_notice
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
-from tests.engines.trl.setup import Run, scored, start
-from tests.engines.trl.test_distillation import (
-    LIMITS,
-    TEMPERATURE,
-    EveryOther,
-    GeoOptions,
-    Mixed,
-    Spy,
-)
+from tests.engines.trl.setup import HintedRows, Run, scored, start
+from tests.engines.trl.test_distillation import GEO_HINT, EveryOther, GeoOptions, Spy, start_small
 from tests.policy.test_adapters import adapted
 from tests.policy.tiny import opens, small_policy, tiny_model, tiny_tokenizer
 from tests.reference_loop import completion_logprobs
@@ -103,11 +96,7 @@ def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
 
 def train_as_the_loop(run: Run) -> None:
     """Train, and compare the gradients with the reference loop's at the same weights."""
-    spy = Spy()
-    spy.run = run
-    run.trainer.add_callback(spy)
-    run.trainer.train()
-    spy.check(least=1e-4, atol=1e-6)
+    Spy(run).check(least=1e-4, atol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_loop(tmp_path: Path) -> None:
@@ -162,23 +151,12 @@ def test_the_reference_of_the_kl_term_is_the_policy_without_its_adapter(tmp_path
 
 def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
     """P²O's extra pass sees the adapter: loss and gradient are the reference loop's."""
-    path = small_policy()
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
-    run = lora_run(
-        tmp_path,
-        strategy=Mixed(
-            environment.initial_instruction, Distillation(ratio="masked_signed", low=0.7, high=1.2)
-        ),
-        environment=environment,
-        policy=(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
-        limits=LIMITS,
-        num_generations=4,
-        max_grad_norm=1e9,
-        max_completion_length=LIMITS.trajectory_tokens,
-        per_device_train_batch_size=12,
-        max_steps=1,
-        temperature=TEMPERATURE,
-    )
+    distillation = Distillation(ratio="masked_signed", low=0.7, high=1.2)
+    instruction = environment.initial_instruction
+    strategy = HintedRows((0, 1, 2, 3, 5, 6, 7), distillation, instruction, GEO_HINT)
+    adapter = {"trainer_arguments": {"peft_config": lora()}}
+    run = start_small(tmp_path, strategy, environment, **adapter)
     disturb(run, std=0.02)
     train_as_the_loop(run)
     assert 0 < run.logged("p2o/ratio_masked_share")[0] < 1

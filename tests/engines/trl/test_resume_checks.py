@@ -1,5 +1,6 @@
 """What a resume looks at before it trains: whether it is the same run, and whether that had ended."""
 
+import copy
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -9,15 +10,29 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerState, get_linear_schedule_with_warmup
 
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.run_start import choose_checkpoint
+from cotune.engines.trl import trl_joint
+from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
+from cotune.engines.trl.trl_joint import ResumedRate
 from cotune.errors import ConfigError
 from cotune.protocols import State
-from cotune.run.checkpoints import complete_checkpoints, load_state
+from cotune.run.best import BestRecord
+from cotune.run.checkpoints import (
+    Chosen,
+    complete_checkpoints,
+    load_state,
+    newest_undamaged,
+    save_state,
+)
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Task
 from tests.engines.trl.setup import Run, start
-from tests.policy.tiny import Letters
+from tests.policy.tiny import Letters, tiny_tokenizer
 
 # All of these runs sample the same with the same weights.
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "remembers": True}
@@ -172,3 +187,105 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
     assert (again.joint.batches, again.joint.ended) == (batches, ended)
     assert state_of(tmp_path, batches)["ended"] is ended
     assert again.joint.budget_is_spent() is ended
+
+
+# ---- the rate of a resumed run is its own, not the checkpoint's
+
+
+def optimizer_of(steps: int, base: float) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    optimizer = torch.optim.AdamW(
+        [{"params": [torch.nn.Parameter(torch.ones(1))]} for _ in range(2)], lr=base
+    )
+    return optimizer, get_linear_schedule_with_warmup(optimizer, 1, steps)
+
+
+def stepped(steps: int, base: float, count: int) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    optimizer, scheduler = optimizer_of(steps, base)
+    for _ in range(count):
+        optimizer.step()
+        scheduler.step()
+    return optimizer, scheduler
+
+
+@pytest.mark.parametrize(("steps", "base"), [(4, 1e-3), (8, 1e-3), (4, 1e-2), (8, 1e-2)])
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_resumed_run_has_the_rates_of_one_that_began_so(steps: int, base: float, at: int) -> None:
+    before = [copy.deepcopy(one.state_dict()) for one in stepped(4, 1e-3, at)]
+    optimizer, scheduler = optimizer_of(steps, base)
+    optimizer.load_state_dict(before[0])
+    scheduler.load_state_dict(before[1])
+    given: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": scheduler}
+    args: Any = SimpleNamespace(learning_rate=base)
+    ResumedRate().on_train_begin(args, TrainerState(global_step=at), None, **given)
+    own = stepped(steps, base, at)
+    for _ in range(2):
+        assert scheduler.get_last_lr() == own[1].get_last_lr()
+        assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in own[0].param_groups]
+        for one in (optimizer, scheduler, *own):
+            one.step()
+
+
+# ---- only whole checkpoints are resumed from
+
+
+KEEPING_TWO = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "remembers": True}
+
+
+def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> None:
+    start(tmp_path, **KEEPING_TWO).trainer.train()
+    folder = tmp_path / "checkpoints"
+    assert newest_undamaged(complete_checkpoints(folder)) == Chosen(folder / "checkpoint-2")
+    changed = folder / "checkpoint-2" / "config.json"  # the trainer itself does not miss it
+    changed.write_text(changed.read_text() + " ")
+    with pytest.raises(ConfigError, match=r"config\.json: is damaged or missing, and no"):
+        newest_undamaged([changed.parent])
+    run = start(tmp_path, resume=True, **KEEPING_TWO, max_steps=3)
+    chosen = newest_undamaged(complete_checkpoints(folder))
+    assert chosen.path == folder / "checkpoint-1"
+    chosen.set_aside()
+    run.joint.notices = chosen.notices
+    run.trainer.train(resume_from_checkpoint=str(chosen.path))
+    told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
+    assert told == [f"checkpoint-2 is skipped: {changed} is damaged or missing"]
+    assert [row["step"] for row in run.folder.read_metrics()] == [1, 2, 3]
+
+
+def test_the_checkpoint_before_stays_until_the_next_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete: list[list[str]] = []
+
+    def save(checkpoint: Path, state: Any) -> None:
+        complete.append([path.name for path in complete_checkpoints(checkpoint.parent)])
+        save_state(checkpoint, state)
+
+    monkeypatch.setattr(trl_joint, "save_state", save)
+    start(tmp_path, **KEEPING_TWO | {"save_total_limit": 1}, max_steps=3).trainer.train()
+    assert complete == [[], ["checkpoint-1"], ["checkpoint-2"]]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == [
+        "checkpoint-3"
+    ]
+
+
+def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> None:
+    run = Record.create(tmp_path / "run", {"name": "x"})
+    run.event("run_started", 0)
+    checkpoint = run.checkpoints_path / "checkpoint-4"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "optimizer.pt").write_bytes(b"moments")
+    save_state(checkpoint, {"batches": 4})
+    run.best_path.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (run.best_path / name).write_text("{}")
+    save_file({}, run.best_path / "model.safetensors")
+    BestRecord(instruction="Do.").write(run.best_path)
+    best = TRLBest(run.best_path, tiny_tokenizer())
+    assert choose_checkpoint([checkpoint], best).path == checkpoint
+    for file in (run.best_path / "model.safetensors", checkpoint / "optimizer.pt"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[1:])
+        before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+        with pytest.raises(ConfigError, match=file.name):
+            choose_checkpoint([checkpoint], best)
+        assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+        file.write_bytes(whole)

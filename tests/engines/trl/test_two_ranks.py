@@ -15,9 +15,9 @@ from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Recorder
-from cotune.types import Action, Metrics, Progress, Response, Trajectory
+from cotune.types import Action, Distillation, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.ranks import on_two_ranks
-from tests.engines.trl.setup import Counting, Run, scored, start
+from tests.engines.trl.setup import Counting, HintedRows, Run, scored, start
 from tests.engines.trl.test_policy_update import gradients
 from tests.policy.tiny import Letters, tiny_tokenizer
 
@@ -170,12 +170,52 @@ def uneven(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
+# Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
+HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
+DISTILLATIONS = {
+    "masked": Distillation(ratio="masked_signed", low=0.3, high=3.0),
+    "filtered": None,
+}
+
+
+class Solvable(Letters):
+    """A rollout of even length is solved, and others have half of their share of "a": only successes are taught."""
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        share, answer = super().score(trajectory)
+        return (1.0 if len(trajectory.own_text) % 2 == 0 else share / 2), answer
+
+
+def distil(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
+    """By hinted rows and mode: the weights after two batches and the logged ratios and cost."""
+    found: dict[str, Any] = {}
+    for where, rows in HINTED_ROWS.items():
+        for mode, distillation in DISTILLATIONS.items():
+            own = {"max_steps": 2, "output_dir": str(checkpoints / where / mode)}
+            sizes = SIZES | own | changes
+            strategy = HintedRows(rows, distillation, taught=distillation is None)
+            run = start(folder / where / mode, strategy, Solvable(), **sizes)
+            run.trainer.train()
+            kinds = ("p2o/", "distil/", "hinted", "zero_adv")
+            logged = [
+                {k: v for k, v in row.items() if k.startswith(kinds)}
+                for row in run.folder.read_metrics()
+            ]
+            found[f"{where}/{mode}"] = {
+                "weights": fingerprint(run),
+                "metrics": logged,
+                "joint": [v for k, v in run.joint.metrics.items() if k.startswith("p2o/")],
+            }
+    return found
+
+
 def work(folder: Path, rank: int) -> dict[str, Any]:
     """All that the tests look at, in one launch."""
     return {
         **train(folder, rank),
         "gradients": uneven(folder, rank),
         "adapter": train_adapter(folder / f"adapter{rank}", folder / "adapters"),
+        "distilled": distil(folder / f"distilled{rank}", folder / "distilled"),
         "failures": fail(folder, rank),
     }
 
@@ -284,3 +324,17 @@ def test_a_failure_on_either_rank_ends_both_with_its_message(ranks: list[dict[st
             "environment": boom,
         },
     ]
+
+
+def test_two_ranks_distil_as_one_process_does(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = (rank["distilled"] for rank in ranks)
+    alone = distil(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
+    for name, expected in alone.items():
+        assert first[name]["weights"] == second[name]["weights"]
+        assert first[name]["weights"] == pytest.approx(expected["weights"], abs=1e-3)
+        assert first[name]["joint"] == second[name]["joint"]
+        for got, want in zip(first[name]["metrics"], expected["metrics"], strict=True):
+            assert got == pytest.approx(want, rel=1e-3)
+            assert got["distil/share" if "filtered" in name else "p2o/logprob_tokens"] > 0
+    masked = [row["p2o/ratio_masked_share"] for row in alone["both/masked"]["metrics"]]
+    assert 0 < sum(masked) < len(masked)

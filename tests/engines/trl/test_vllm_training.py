@@ -24,8 +24,7 @@ from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.policy.local_policy import load
 from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine, install
-from tests.engines.trl.setup import HINT, Run, scored
-from tests.engines.trl.test_hinted_ranks import HintedRows
+from tests.engines.trl.setup import HINT, HintedRows, Run, scored
 from tests.engines.trl.vllm_setup import (
     assert_synced,
     cached,
