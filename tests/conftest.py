@@ -2,13 +2,14 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 from hypothesis import settings
 
 from tests import forked, thrift
+from tests.command_line import Command, Ended, Refused
 
 # What a busy machine takes for an example says nothing about the code.
 settings.register_profile("cotune", deadline=None, max_examples=50)
@@ -29,31 +30,41 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def refused(
+def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., str]]:
-    """Give the one line on stderr of a command that must end with status 2 and print nothing else.
+) -> Iterator[Command]:
+    """Run a command line in this process, and give how it ended and what it printed.
 
-    The command line sets variables for its own process, which here is the tests'. Progress bars are read from
+    It sets variables for its own process, which here is the tests'. Progress bars are read from
     them when transformers is imported, so here it may be too late.
     """
     from transformers.utils import logging
 
     from cotune.cli import app
-    from tests.helpers import without_loading
 
-    def error_of(*words: object) -> str:
+    def run(*words: object) -> Ended:
         monkeypatch.setattr("sys.argv", ["cotune", *map(str, words)])
         with pytest.raises(SystemExit) as stopped:
             app.main()
-        printed = capsys.readouterr()
-        assert stopped.value.code == 2, printed
-        assert without_loading(printed.out) == ""
-        assert printed.err.count("\n") == 1, printed.err
-        assert printed.err.startswith("cotune: ")
-        return printed.err
+        return Ended(stopped.value.code, *capsys.readouterr())
 
     logging.disable_progress_bar()
     with mock.patch.dict(os.environ):
-        yield error_of
+        yield run
     logging.enable_progress_bar()
+
+
+@pytest.fixture
+def refused(command: Command) -> Refused:
+    """Give the one line on stderr of a command that must end with status 2 and print nothing else."""
+    from tests.helpers import without_loading
+
+    def error_of(*words: object) -> str:
+        ended = command(*words)
+        assert ended.status == 2, ended
+        assert without_loading(ended.out) == ""
+        assert ended.err.count("\n") == 1, ended.err
+        assert ended.err.startswith("cotune: ")
+        return ended.err
+
+    return error_of

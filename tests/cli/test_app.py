@@ -6,6 +6,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from cotune.cli import app as cli
 from cotune.cli.train import train
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
 from cotune.run.run_dir import RunDir
+from tests.command_line import Command
 from tests.engines.trl.kills import KILLED_RUN
 from tests.forked import run_module, try_ranks
 from tests.policy.tiny import small_policy
@@ -43,25 +45,13 @@ def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     ],
 )  # fmt: skip
 def test_errors_are_one_line(
-    error: CotuneError,
-    status: int,
-    text: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: CotuneError, status: int, text: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    def fails() -> None:
-        raise error
-
-    monkeypatch.setattr(cli, "app", fails)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == status
-    assert capsys.readouterr().err == f"cotune: {text}\n"
+    monkeypatch.setattr(cli, "app", mock.Mock(side_effect=error))
+    assert command() == (status, "", f"cotune: {text}\n")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
+    assert command() == (status, "", f"cotune (rank 1): {text}\n")
 
 
 def test_the_version_is_printed() -> None:

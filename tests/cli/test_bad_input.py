@@ -6,21 +6,19 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cotune.cli import app as cli
 from cotune.cli import train as training
 from cotune.run.record import Record
+from tests.command_line import Command, Refused
 from tests.forked import ROOT
 from tests.helpers import without_loading
 from tests.run_files import script_fields, tiny, write
 
-Refused = Callable[..., str]
 KEY = "sk-proj-Zx81kQ"
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9"}
 
@@ -234,15 +232,13 @@ def test_a_disk_that_fills_while_training(
     assert said.endswith(f"; make room, then: {again}\n")
 
 
-@pytest.mark.usefixtures("refused")
 def test_other_failures_keep_their_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     raising(RuntimeError("something else"), monkeypatch)
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    monkeypatch.setattr("sys.argv", ["cotune", "train", str(file)])
     with pytest.raises(RuntimeError, match="something else"):
-        cli.main()
+        command("train", file)
 
 
 def finished_run(folder: Path) -> None:
@@ -382,7 +378,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def check(status: int, out: str, err: str, says: list[str]) -> None:
+def check(status: object, out: str, err: str, says: list[str]) -> None:
     assert status == 2, err
     assert without_loading(out) == ""
     *notices, line = err.splitlines()
@@ -405,18 +401,13 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
 
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_a_mistake_that_the_policy_shows_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
+    words, says = WITH_MODEL[name]
     put_files(tmp_path)
     before = there(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["cotune", *shlex.split(WITH_MODEL[name][0])])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    status = stopped.value.code
-    assert isinstance(status, int)
-    if name.endswith("suite"):  # the table is printed, too
-        printed = printed._replace(out="")
-    check(status, printed.out, printed.err, WITH_MODEL[name][1])
+    ended = command(*shlex.split(words))
+    table = name.endswith("suite")  # is printed, too
+    check(ended.status, "" if table else ended.out, ended.err, says)
     assert there(tmp_path) == before

@@ -1,11 +1,14 @@
 """`cotune try` and `cotune plan` on the bundled policy, and whole runs through the commands."""
 
+import contextlib
 import io
-import json
 import os
+import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 from unittest import mock
 
@@ -17,11 +20,13 @@ from cotune.cli.plan import plan
 from cotune.cli.train import _stoppable, resume
 from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import dump_config, parse_config
+from cotune.engines.joint import settings_of
+from cotune.engines.run_start import opened_run
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError, RetrievalError, Stopped
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
-from tests.forked import run_module
+from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
 
 RUN = """
@@ -215,15 +220,38 @@ def test_a_run_that_is_being_trained_is_not_resumed(
         resume(folder, Console(quiet=True))
 
 
-def test_of_several_trainings_into_one_folder_exactly_one_runs(tmp_path: Path) -> None:
-    done = run_module("tests.cli.racing_trains", tmp_path)
-    assert done.returncode == 0, done.stderr
-    rounds = json.loads(done.stdout)
-    assert len(rounds) > 1
-    for one in rounds:
-        (winner,) = [i for i, said in enumerate(one["said"]) if said == "trained"]
-        refused = [said for said in one["said"] if said != "trained"]
-        assert all("being trained by another" in s or "resume the run" in s for s in refused)
-        # The folder is the winner's alone.
-        assert one["name"] == str(winner)
-        assert one["events"] == 1
+@pytest.mark.parametrize("winner_waits", [True, False])
+def test_of_several_trainings_into_one_folder_exactly_one_runs(
+    winner_waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A winner that ends at once drops its lock, so that the others may come after it."""
+    racers, output, check_free = 3, tmp_path / "out" / "run", RunDir.check_free
+    creating, ended = Barrier(racers), Barrier(racers if winner_waits else 1)
+
+    def check_and_wait(folder: Path) -> None:
+        check_free(folder)
+        with contextlib.suppress(BrokenBarrierError):
+            creating.wait(0.3)  # those that get so far write at the same time
+
+    def race(name: str) -> str:
+        config = parse_config(tiny(output) | {"name": name}, "test")
+        try:
+            with opened_run(settings_of(config, Console(quiet=True)), 1, resume=False) as run:
+                run.metrics(1, {"reward_mean": 0.5})
+                ended.wait(60)
+        except ConfigError as error:
+            ended.wait(60)
+            return str(error)
+        return "trained"
+
+    monkeypatch.setattr(RunDir, "check_free", check_and_wait)
+    monkeypatch.setattr("cotune.run.json_files._PATIENCE", 0.0)
+    with ThreadPoolExecutor(racers) as pool:
+        results = dict(zip("012", pool.map(race, "012"), strict=True))
+    (winner,) = [name for name, result in results.items() if result == "trained"]
+    del results[winner]
+    refusals = re.compile("being trained by another|resume the run|holds an earlier run")
+    assert all(refusals.search(error) for error in results.values())
+    # The folder is the winner's alone.
+    assert RunDir.open(output).read_config()["name"] == winner
+    assert len(RunDir.open(output).read_metrics()) == 1

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.cli import app as cli
 from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
@@ -24,6 +23,7 @@ from cotune.policy.local_policy import load
 from cotune.run.record import Record
 from cotune.types import Completion
 from cotune.utils.progress import listening
+from tests.command_line import Command
 from tests.loopback import endpoint, retrieval_server
 from tests.run_files import tiny, write
 
@@ -279,36 +279,25 @@ def test_an_llm_of_ones_own_and_a_bank(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- the command
 
 
-def run_doctor(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["cotune", "doctor", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    return int(stopped.value.code or 0), printed.out
-
-
 def test_the_command_s_status_says_whether_something_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     file = str(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    status, said = run_doctor([file], monkeypatch, capsys)
-    assert status == 0
+    status, said, err = command("doctor", file)
+    assert (status, err) == (0, "")
     found = [line for line in said.splitlines() if not line.endswith(" …")]
     assert all(line.startswith("ok ") for line in found)
     with endpoint(str) as url:
         llm = f"llm={{kind: openai, model: m, base_url: '{url}', api_key_env: COTUNE_TEST_KEY}}"
-        status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
-    assert status == 0
+        status, said, err = command("doctor", file, "--set", llm)
+    assert (status, err) == (0, "")
     assert "COTUNE_TEST_KEY is set" in said
     assert f"numpy {version('numpy')}" in said
     assert "llm: a first call was answered" in said
     monkeypatch.delenv("COTUNE_TEST_KEY")
-    status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
-    assert status == 1
+    status, said, err = command("doctor", file, "--set", llm)
+    assert (status, err) == (1, "")
     (line,) = [line for line in said.splitlines() if not re.match("ok |  .* …$", line)]
     assert line.startswith(
         "not ok   environment variable COTUNE_TEST_KEY is not set, expected the API"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cotune.cli import app as cli
 from cotune.cli.trust import check_server, check_trusted, code_references
 from cotune.errors import ConfigError
 from cotune.run.record import Record
+from tests.command_line import Command
 from tests.run_files import tiny
 
 OWN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
@@ -36,7 +36,7 @@ def test_the_files_of_all_sections_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
+    ("verb", "name"),
     [
         ("resume", "score"),
         ("resume", "a/b"),  # names that no object has: the file is run before they are looked up
@@ -46,11 +46,7 @@ def test_the_files_of_all_sections_are_found() -> None:
     ],
 )
 def test_code_from_elsewhere_is_not_imported_unasked(
-    command: str,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     code = tmp_path / "elsewhere" / "evil.py"
     code.parent.mkdir()
@@ -59,13 +55,9 @@ def test_code_from_elsewhere_is_not_imported_unasked(
     mine.mkdir()
     monkeypatch.chdir(mine)
     run = run_of(tmp_path / "run", code, name)
-    arguments = [command, str(run.path)]
     for added in ([], ["--trust"]):
-        monkeypatch.setattr("sys.argv", ["cotune", *arguments, *added])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2
+        status, _, error = command(verb, run.path, *added)
+        assert status == 2
         # With --trust the next thing that is wrong is said: the file lacks the name, or the run is not finished.
         assert ("look at it, then add --trust" in error) == (not added)
         if not added:

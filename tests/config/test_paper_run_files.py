@@ -2,8 +2,8 @@
 # pandas has no type stubs.
 # pyright: basic
 
-import dataclasses
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,6 @@ def read(name: str, *assignments: str) -> RunConfig:
     return load_config(FOLDER / f"{name}.yaml", assignments=assignments)
 
 
-def test_these_are_all() -> None:
-    found = {f.stem for f in FOLDER.glob("*.yaml") if f.stem.endswith(("-verl", "-trl"))}
-    assert found == {*PAPERS}
-
-
 @pytest.mark.parametrize("name", [n for n in PAPERS if n.startswith("inspo")])
 def test_what_inspos_numbers_come_to(name: str) -> None:
     config: Any = read(name)
@@ -62,20 +57,18 @@ def math_files(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", MATH)
-def test_p2o_is_priced_without_weights(name: str, math_files: tuple[str, ...]) -> None:
+def test_p2o_is_priced_without_weights(
+    name: str, math_files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = read(name, *math_files)
     planned = plan_run(config)
     assert planned.rollouts["train"] == 390 * 128 * 6
     assert planned.rollouts["evolve"] == 9 * 11_040  # nine epochs end before a step
     assert planned.rollouts["evaluate"] == 3 * 500 + 13 * 500
     assert planned.price is not None
-    assert (planned.price > 0) == (name == "p2o-deepscaler-qwen3-4b-verl")
+    priced = name == "p2o-deepscaler-qwen3-4b-verl"
+    assert (planned.price > 0) == priced
 
-
-@pytest.mark.parametrize("name", MATH)
-def test_the_command_shows_money_and_memory(
-    name: str, math_files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     use_cache(monkeypatch, tmp_path, *CONFIGS)
     out = io.StringIO()
     plan(FOLDER / f"{name}.yaml", Console(file=out, width=200), math_files)
@@ -84,7 +77,7 @@ def test_the_command_shows_money_and_memory(
     assert "Memory of a GPU, estimated, at most" in text
     assert "weights, gradients and moments are spread over 8" in text
     assert "vLLM takes 60% of each GPU" in text
-    assert ("stopped at the budget of 100.00" in text) == (name == "p2o-deepscaler-qwen3-4b-verl")
+    assert ("stopped at the budget of 100.00" in text) == priced
 
 
 @pytest.mark.parametrize("given", ["5000", "5000,500", "5000,500,-1", "a,b,c"])
@@ -99,40 +92,35 @@ def test_missing_data_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         plan(FOLDER / "inspo-qwen2.5-3b-trl.yaml", Console())
 
 
-def layout(name: str, *assignments: str, processes: int = 1) -> Layout:
-    config = read(name, *assignments)
-    return engine_of(config).layout(config, processes)
+VERL = Layout(8, shards=8, share=0.6, dtype="float32", whole_logits=True)
+BARE = replace(VERL, share=0.5)  # without the file's engine_args
+INSPO_TRL, INSPO_VERL, P2O = "inspo-qwen2.5-3b-trl", "inspo-qwen2.5-7b-verl", MATH[0]
+ARGS = "training.engine_args"
 
 
-def test_where_runs_train_and_sample() -> None:
-    verl = Layout(8, shards=8, share=0.6, dtype="float32", whole_logits=True)
-    assert layout("inspo-qwen2.5-7b-verl") == verl
-    wide = (
-        "training.engine_args={trainer: {nnodes: 2}, actor_rollout_ref.rollout: "
-        "{gpu_memory_utilization: 0.5}}"
-    )
-    assert layout("inspo-qwen2.5-7b-verl", wide) == dataclasses.replace(
-        verl, gpus=16, shards=16, share=0.5
-    )
-    pair = "training.engine_args={actor_rollout_ref.actor.fsdp_config.fsdp_size: 2}"
-    assert layout("p2o-deepmath-qwen3-4b-verl", pair).shards == 2
-    trl = "inspo-qwen2.5-3b-trl"
-    assert layout(trl, processes=8) == Layout(8, shards=8, dtype="float32")
-    vllm = "training.engine_args={use_vllm: true}"
-    assert layout(trl, vllm, processes=4) == Layout(4, share=0.3)
-    served = "training.engine_args={use_vllm: true, vllm_mode: server}"
-    assert layout(trl, served).share == 0
-
-
-def test_verls_keys_may_be_null() -> None:
-    for nodes, gpus in (("null", 8), ("2", 16)):
-        changed = f"training.engine_args={{trainer.nnodes: {nodes}}}"
-        assert layout("p2o-deepmath-qwen3-4b-verl", changed).gpus == gpus
-
-
-def test_the_type_that_verl_loads() -> None:
-    name = "p2o-deepmath-qwen3-4b-verl"
-    assert layout(name, "policy.dtype=auto").dtype == "float32"  # unless told otherwise
-    assert layout(name, "policy.dtype=bfloat16").dtype == "bfloat16"
-    key = "actor_rollout_ref.actor.fsdp_config.model_dtype"
-    assert layout(name, f"training.engine_args={{{key}: bf16}}").dtype == "bfloat16"
+@pytest.mark.parametrize(
+    ("name", "assignment", "processes", "expected"),
+    [
+        (INSPO_VERL, None, 1, VERL),
+        (
+            INSPO_VERL,
+            f"{ARGS}={{trainer: {{nnodes: 2}}, actor_rollout_ref.rollout: {{gpu_memory_utilization: 0.5}}}}",
+            1,
+            replace(BARE, gpus=16, shards=16),
+        ),
+        (P2O, f"{ARGS}={{actor_rollout_ref.actor.fsdp_config.fsdp_size: 2}}", 1, replace(BARE, shards=2)),
+        (P2O, f"{ARGS}={{trainer.nnodes: null}}", 1, BARE),
+        (P2O, f"{ARGS}={{trainer.nnodes: 2}}", 1, replace(BARE, gpus=16, shards=16)),
+        (P2O, "policy.dtype=auto", 1, VERL),  # float32 unless told otherwise
+        (P2O, "policy.dtype=bfloat16", 1, replace(VERL, dtype="bfloat16")),
+        (P2O, f"{ARGS}={{actor_rollout_ref.actor.fsdp_config.model_dtype: bf16}}", 1, replace(BARE, dtype="bfloat16")),
+        (INSPO_TRL, None, 8, Layout(8, shards=8, dtype="float32")),
+        (INSPO_TRL, f"{ARGS}={{use_vllm: true}}", 4, Layout(4, share=0.3)),
+        (INSPO_TRL, f"{ARGS}={{use_vllm: true, vllm_mode: server}}", 1, Layout(1, share=0)),
+    ],
+)  # fmt: skip
+def test_where_runs_train_and_sample(
+    name: str, assignment: str | None, processes: int, expected: Layout
+) -> None:
+    config = read(name, *([assignment] if assignment else []))
+    assert engine_of(config).layout(config, processes) == expected

@@ -24,17 +24,13 @@ from tests.run_files import tiny
 class Folder:
     """A run folder of a tiny run file, with checkpoints of some optimizer steps."""
 
-    def __init__(self, path: Path, *checkpoints: int, finished: bool = False, **changes: Any):
+    def __init__(self, path: Path, *checkpoints: int, **changes: Any):
         self.config = parse_config(tiny(path, changes), "test")
         self.run = Record.create(path, dump_config(self.config))
         for step in checkpoints:
             checkpoint = self.run.checkpoints_path / f"checkpoint-{step}"
             checkpoint.mkdir(parents=True)
             save_state(checkpoint, {"batches": step // self.config.training.mini_batches})
-        if finished:
-            self.run.write_summary({"name": "tiny"})
-            self.run.best_path.mkdir()
-            (self.run.best_path / "best.json").write_text("{}")
 
     def resume(self, *assignments: str) -> RunConfig:
         return resumed_config(self.run, self.config, assignments)
@@ -69,56 +65,51 @@ def test_steps_that_are_trained_cannot_be_taken_back(tmp_path: Path) -> None:
     assert Folder(tmp_path / "other").resume("training.steps=1").training.steps == 1
 
 
+BUDGET = {"training": {"rollout_budget": 12}}
+SPENT = {"arms": {"inspo": {"ended_early": "training.rollout_budget is spent"}}}
+
+
 @pytest.mark.parametrize(
-    ("assignments", "fine"),
+    ("checkpoints", "changes", "summary", "best", "assignment", "goes_on"),
     [
-        ((), False),
-        (("training.steps=3",), False),
-        (("evaluation.every=1",), False),
-        (("training.rollout_budget=10",), False),
-        (("training.steps=4",), True),
-        (("training.rollout_budget=13",), True),
-        (("training.rollout_budget=null",), True),
+        ([1], BUDGET, {}, True, None, False),
+        ([1], BUDGET, {}, True, "training.steps=3", False),
+        ([1], BUDGET, {}, True, "evaluation.every=1", False),
+        ([1], BUDGET, {}, True, "training.rollout_budget=10", False),
+        ([1], BUDGET, {}, True, "training.steps=4", True),
+        ([1], BUDGET, {}, True, "training.rollout_budget=13", True),
+        ([1], BUDGET, {}, True, "training.rollout_budget=null", True),
+        # Where the budget is spent, steps are not what the run lacks.
+        ([1], BUDGET, SPENT, True, "training.steps=9", False),
+        ([1], BUDGET, SPENT, True, "training.rollout_budget=20", True),
+        # More steps were asked for by a resume that stopped before it began.
+        ([1], {}, {"asked_steps": 2, "rollout_budget": None}, True, None, True),
+        # A best policy that is lost is written again; without a checkpoint nothing begins anew.
+        ([3], {}, {}, False, None, True),
+        ([], {}, {}, False, None, False),
+        ([], {"training": {"save_every": 0}}, {}, True, "training.steps=9", False),
     ],
 )
 def test_a_finished_run_needs_more_to_do(
-    tmp_path: Path, assignments: tuple[str, ...], fine: bool
+    checkpoints: list[int],
+    changes: dict[str, Any],
+    summary: dict[str, Any],
+    best: bool,
+    assignment: str | None,
+    goes_on: bool,
+    tmp_path: Path,
 ) -> None:
-    folder = Folder(tmp_path / "out", 1, finished=True, training={"rollout_budget": 12})
-    if fine:
-        assert folder.resume(*assignments) != folder.config
+    folder = Folder(tmp_path / "out", *checkpoints, **changes)
+    folder.run.write_summary({"name": "tiny", **summary})
+    if best:
+        folder.run.best_path.mkdir()
+        (folder.run.best_path / "best.json").write_text("{}")
+    assignments = [assignment] if assignment else []
+    if goes_on:
+        assert (folder.resume(*assignments) == folder.config) == (assignment is None)
     else:
         with pytest.raises(ConfigError, match="this run is finished; see its report"):
             folder.resume(*assignments)
-
-
-def test_steps_of_a_resume_that_failed_are_still_to_be_trained(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 1)
-    folder.run.write_summary({"name": "tiny", "asked_steps": 2, "rollout_budget": None})
-    assert folder.config.training.steps > 2  # set by a resume that stopped before it began
-    assert folder.resume() == folder.config
-
-
-def test_a_spent_budget_is_what_a_run_needs_more_of(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 1, finished=True, training={"rollout_budget": 12})
-    ended = {"arms": {"inspo": {"ended_early": "training.rollout_budget is spent"}}}
-    folder.run.write_summary({"name": "tiny", **ended})
-    with pytest.raises(ConfigError, match="this run is finished"):
-        folder.resume("training.steps=9")
-    assert folder.resume("training.rollout_budget=20").training.rollout_budget == 20
-
-
-def test_a_finished_run_whose_best_policy_is_lost_is_finished_again(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 3, finished=True)
-    (folder.run.best_path / "best.json").unlink()
-    assert folder.resume() == folder.config
-
-
-def test_without_best_and_checkpoint_nothing_is_begun_anew(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", finished=True)
-    (folder.run.best_path / "best.json").unlink()
-    with pytest.raises(ConfigError, match="this run is finished"):
-        folder.resume()
 
 
 def test_modules_in_the_current_folder_are_found_again(
@@ -131,31 +122,21 @@ def test_modules_in_the_current_folder_are_found_again(
     assert str(tmp_path) in sys.path
 
 
-def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", finished=True, training={"save_every": 0})
-    with pytest.raises(ConfigError, match="this run is finished; see its report"):
-        folder.resume("training.steps=9")
-
-
 KEY = "a-secret-of-no-known-form"
 ENDPOINT = {"kind": "openai", "model": KEY, "api_key_env": None}
 
 
-def of(part: Any, **change: Any) -> dict[str, str]:
-    return part(parse_config(tiny(Path("out"), change), "test"))
+def config_of(**change: Any) -> RunConfig:
+    return parse_config(tiny(Path("out"), change), "test")
 
 
 def test_what_the_optimizers_state_stands_on_may_not_change() -> None:
-    was = of(identity, training={"engine_args": {"adam_beta1": 0.8, "epsilon": 0.3}})
-    now = of(identity, training={"engine_args": {"optim": "sgd", "epsilon": 0.4}})
+    was = identity(config_of(training={"engine_args": {"adam_beta1": 0.8, "epsilon": 0.3}}))
+    now = identity(config_of(training={"engine_args": {"optim": "sgd", "epsilon": 0.4}}))
     assert set(was.items()) ^ set(now.items()) == {
         ("training.engine_args.adam_beta1", "0.8"),
         ("training.engine_args.optim", '"sgd"'),
     }
-
-
-def config_of(**change: Any) -> RunConfig:
-    return parse_config(tiny(Path("out"), change), "test")
 
 
 def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:

@@ -14,6 +14,7 @@ from cotune.config.run_file import (
 from cotune.errors import ConfigError
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.p2o.p2o import P2OOptions
 from cotune.run.record import Record
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
@@ -79,7 +80,15 @@ def test_defaults_are_the_papers() -> None:
     assert (training.learning_rate, training.kl, training.clip) == (5e-7, 0.001, 0.2)
     assert (training.temperature, training.schedule, training.warmup) == (1.0, "cosine", 0.1)
     assert config.limits == Limits(4, 500, 500, 4096, 4096)
-    assert config.strategy == InspoOptions()
+    assert config.strategy == (inspo := InspoOptions())
+    assert (inspo.population_size, inspo.parents, inspo.selection_temperature) == (7, 1, 0.2)
+    assert (inspo.window, inspo.prune_every) == (5, 5)
+    assert (inspo.evolve_every, inspo.evolve_until) == (15, 150)
+    assert (inspo.verification_tasks, inspo.verification_rounds) == (200, 5)
+    assert (inspo.failures_per_reflection, inspo.candidates) == (4, 6)
+    p2o = P2OOptions()
+    assert (p2o.successes_below, p2o.hinted_per_group) == (2, "all")
+    assert p2o.distillation.ratio == "original"
 
 
 @pytest.mark.parametrize(

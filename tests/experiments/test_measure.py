@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
-from cotune.experiments import chains
 from cotune.experiments.chains import look_at
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.measure import MeasuredRun, drift_chart, figures_of, measure_tables
@@ -22,7 +19,8 @@ from cotune.policy.policy_files import policy_path
 from cotune.run.checkpoints import write_manifest
 from cotune.run.record import Record
 from cotune.types import Prompt, Task
-from tests.experiments.compare.folders import Processes, finish, trajectory
+from tests.command_line import Command, Refused
+from tests.experiments.compare.folders import Start, finish, trajectory
 from tests.experiments.evaluate.folders import LADDER, finished
 from tests.experiments.report.pages import check
 
@@ -49,25 +47,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def measure(
-    monkeypatch: pytest.MonkeyPatch, output: Path, *words: object, status: int = 0
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """The figures that the command writes, by policy and name."""
-    arguments = ["cotune", "measure", *map(str, words), "--output", str(output)]
-    monkeypatch.setattr("sys.argv", arguments)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == status
+def figures_in(output: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The figures that the command wrote, by policy and name."""
     rows = json.loads((output / "measure.json").read_text())["figures"]
     return {(row["policy"], row["figure"]): row for row in rows}
 
 
-def test_drift_and_other_words(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_drift_and_other_words(run: RunConfig, tmp_path: Path, command: Command) -> None:
     bank = tmp_path / "others.txt"
     bank.write_text(f"{PLAIN}\n---\n{BOXED}\n---\nSay <b>nothing</b>.")
-    figures = measure(monkeypatch, tmp_path / "out", run.output, "--reworded", bank)
+    ended = command("measure", run.output, "--reworded", bank, "--output", tmp_path / "out")
+    assert ended.status == 0, ended.err
+    assert "KL per" in ended.out
+    figures = figures_in(tmp_path / "out")
     for instruction in ("initial", "best"):
         score, token, sequence = (
             {p: figures[p, f"{name}, {instruction} instr."] for p in ("initial", "step 1", "step 2", "best")}
@@ -92,7 +84,6 @@ def test_drift_and_other_words(
     page = check(tmp_path / "out/report.html")
     assert "Score against divergence" in page.words
     assert "Say <b>nothing</b>." in page.words
-    assert "KL per" in capsys.readouterr().out
 
 
 def trained(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -110,16 +101,16 @@ def trained(config: RunConfig, words: tuple[str, ...]) -> int:
     return 0
 
 
-def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
-    processes = Processes(monkeypatch, trained)
+def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, command: Command) -> None:
+    processes = start(trained)
     first = {"environment": {"seed": 1}, "training": {"steps": 2}, "instruction": None}
     second = {"environment": {"seed": 2}, "training": {"steps": 5}, "strategy": {"kind": "static"}}
     words: list[object] = [run.output, "--limit", "2"]
     for name, fields in (("first", first), ("second", second)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(fields))
         words += ["--then", tmp_path / f"{name}.yaml"]
-    figures = measure(monkeypatch, tmp_path / "out", *words)
+    assert command("measure", *words, "--output", tmp_path / "out").status == 0
+    figures = figures_in(tmp_path / "out")
     folder = tmp_path / "out/inspo/seed-0"
 
     of_best = f"best-{hash_of_best(run.output)[:8]}"
@@ -161,17 +152,16 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_next_task_that_fails_leaves_the_rest(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    run: RunConfig, tmp_path: Path, start: Start, command: Command
 ) -> None:
-    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
-    Processes(monkeypatch, lambda *_: 1)
+    start(lambda *_: 1)
     task = tmp_path / "next.yaml"
     task.write_text("training: {steps: 2}")
-    figures = measure(
-        monkeypatch, tmp_path / "out", run.output, "--limit", 1, "--then", task, status=1
-    )
-    assert ("best", "Score, best instr.") in figures
-    assert "INSPO, seed 0, best: stage next, status 1: ValueError" in capsys.readouterr().err
+    words = (run.output, "--limit", 1, "--then", task, "--output", tmp_path / "out")
+    ended = command("measure", *words)
+    assert ended.status == 1
+    assert ("best", "Score, best instr.") in figures_in(tmp_path / "out")
+    assert "INSPO, seed 0, best: stage next, status 1: ValueError" in ended.err
 
 
 def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
@@ -216,7 +206,7 @@ def test_mistakes_are_one_line(
     run: RunConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
+    refused: Refused,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path, tmp_path / "x"):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.export import export as exporting
@@ -15,6 +14,7 @@ from cotune.export.export import export
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
+from tests.command_line import Command
 from tests.export.finished import files, finished_run, read_json
 from tests.export.test_complete import world
 from tests.policy.tiny import tiny_model, tiny_tokenizer
@@ -185,19 +185,14 @@ def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "moved"}
 
 
-def test_the_command_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where(tmp_path: Path, command: Command) -> None:
     run, _ = whole(tmp_path)
     target = tmp_path / "out"
-    monkeypatch.setattr("sys.argv", ["cotune", "export", str(run.path), "--output", str(target)])
-    for code in (0, 2):  # the second finds the folder filled
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert left.value.code == code
-    said = capsys.readouterr()
-    assert said.out.strip() == f"wrote {target}"
-    assert "exists and is not an empty folder" in said.err.splitlines()[-1]
+    written = command("export", run.path, "--output", target)
+    assert (written.status, written.out.strip()) == (0, f"wrote {target}")
+    again = command("export", run.path, "--output", target)
+    assert again.status == 2
+    assert "exists and is not an empty folder" in again.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json"])

@@ -1,6 +1,6 @@
 """Suites over the bundled world, and finished run folders that no training has to make."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,9 @@ class Processes:
         self.made.append(Process(words, self._outcome))
         return self.made[-1]
 
+
+Start = Callable[[Any], Processes]
+"""The fixture `start`: has `outcome(config, words)` make the files of each run."""
 
 HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 

@@ -12,7 +12,7 @@ from cotune.experiments.compare.running import SuiteCell, cells_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record
-from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
+from tests.experiments.compare.folders import Start, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 
 REWARDS = (1.0, 0.0, 1.0, 0.0)
@@ -33,9 +33,9 @@ def finished(config: RunConfig, words: tuple[str, ...]) -> int:
 
 
 def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start
 ) -> None:
-    processes = Processes(monkeypatch, finished)
+    processes = start(finished)
     run(cells_in(tmp_path, seeds=[1]))
     assert [words[0] for words in processes.started] == ["train"] * 2
     assert all(words[-1] == "--quiet" for words in processes.started)
@@ -52,12 +52,12 @@ def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_fo
 
 @pytest.mark.parametrize("was_finished", [False, True])
 def test_a_run_that_was_cut_off_is_resumed(
-    was_finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    was_finished: bool, tmp_path: Path, start: Start
 ) -> None:
     """Also one that was finished and then resumed: its summary.json is the first attempt's."""
     first = cells_in(tmp_path)[0]
     folder = first.folder / "train"
-    processes = Processes(monkeypatch, finished)
+    processes = start(finished)
     if was_finished:
         run([first])
         Record.open(folder).cut_back(1)
@@ -70,9 +70,9 @@ def test_a_run_that_was_cut_off_is_resumed(
 
 
 def test_a_run_of_another_configuration_is_refused_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start
 ) -> None:
-    Processes(monkeypatch, finished)
+    start(finished)
     run(cells_in(tmp_path))
     kept = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
     other = "holds a run with another value of training.kl; restore the suite file"
@@ -82,7 +82,7 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 
 
-def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_its_own(tmp_path: Path, start: Start) -> None:
     """A process that fails, and one that ends well without a result."""
 
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -90,7 +90,7 @@ def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return finished(config, words)
         return config.seed
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     cells = cells_in(tmp_path)
     run(cells)
     assert [cell.state for cell in cells] == ["done", "failed", "done", "failed"]
@@ -100,10 +100,14 @@ def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
 def test_runs_are_spread_over_the_gpus_that_are_listed(
-    listed: str, given: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listed: str,
+    given: set[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Start,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    processes = Processes(monkeypatch, finished)
+    processes = start(finished)
     run(cells_in(tmp_path, seeds=[0, 1]))
     assert set(processes.gpus[:2]) == set(processes.gpus) == given
 
@@ -120,11 +124,9 @@ def scored(config: RunConfig, words: tuple[str, ...]) -> int:
     return 0
 
 
-def test_the_last_stage_has_its_quadrants_scored_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_stage_has_its_quadrants_scored_once(tmp_path: Path, start: Start) -> None:
     changes = {"methods": ["grpo", "prompt-before-rl"], "seeds": [0]}
-    processes = Processes(monkeypatch, scored)
+    processes = start(scored)
     cells = cells_in(tmp_path, quadrant_samples=2, **changes)
     run(cells, at_once=1)
     assert {cell.state for cell in cells} == {"done"}
@@ -160,10 +162,8 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     assert cells[0].problem.endswith("grpo/seed-0/quadrants.log)")
 
 
-def test_processes_are_ended_where_the_suite_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = Processes(monkeypatch, finished)
+def test_processes_are_ended_where_the_suite_is(tmp_path: Path, start: Start) -> None:
+    processes = start(finished)
 
     def stopped() -> None:
         raise KeyboardInterrupt

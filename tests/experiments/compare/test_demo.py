@@ -8,18 +8,12 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import Stopped
-from cotune.experiments import chains
 from cotune.experiments.compare import running
 from cotune.experiments.compare.running import cells_of, demo
 from cotune.experiments.compare.suite_file import load_suite
-from tests.experiments.compare.folders import HALF, Processes, finish
+from tests.experiments.compare.folders import HALF, Start, finish
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
 
 
 def run(folder: Path, seed: int = 0) -> str:
@@ -54,10 +48,8 @@ def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
     assert "not evidence about pretrained models" in suite.caption
 
 
-def test_a_demo_is_a_suite_and_is_shown_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes, folder = Processes(monkeypatch, good), tmp_path / "demo"
+def test_a_demo_is_a_suite_and_is_shown_again(tmp_path: Path, start: Start) -> None:
+    processes, folder = start(good), tmp_path / "demo"
     shown = run(folder)
     assert "policy rollouts each; proposals by offline rules" in shown
     assert f"report: {folder / 'report.html'}" in shown
@@ -70,12 +62,12 @@ def test_a_demo_is_a_suite_and_is_shown_again(
 
 
 def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start
 ) -> None:
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
         raise KeyboardInterrupt
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     with pytest.raises(Stopped) as said:
         run(tmp_path / "demo", 3)
     again = f"stopped; resume with: cotune demo --output {tmp_path / 'demo'} --seed 3"

@@ -1,5 +1,6 @@
 """The summary of a suite: figures over seeds, compute classes, the verdict; and its tables."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ from cotune.config.run_file import RunConfig
 from cotune.experiments.chains import run_chains
 from cotune.experiments.compare.results import SuiteSummary, suite_tables, summarise
 from cotune.experiments.compare.running import cells_of
-from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.scores import wilson
 from cotune.utils.tables import on_console
-from tests.experiments.compare.folders import ALL, HALF, Processes, finish, suite_file, value_of
+from tests.experiments.compare.folders import ALL, HALF, Start, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import method, spread, summary
@@ -31,20 +32,28 @@ def good(config: RunConfig, _: Any) -> int:
     return 0
 
 
-def summary_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any = good, **changes: Any
-) -> tuple[SuiteConfig, dict[str, Any], dict[str, dict[str, Any]]]:
-    folder.mkdir(exist_ok=True)
-    suite, base = load_suite(suite_file(folder, **changes))
-    cells = cells_of(suite, base)
-    Processes(monkeypatch, outcome)
-    run_chains(cells, 2, lambda: None, every=0.0)
-    summary = summarise(suite, cells, "none").model_dump()
-    return suite, summary, {row["name"]: row for row in summary["methods"]}
+Summary = Callable[..., tuple[dict[str, Any], dict[str, dict[str, Any]]]]
 
 
-def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, summary, rows = summary_of(tmp_path, monkeypatch)
+@pytest.fixture
+def summary_of(tmp_path: Path, start: Start) -> Summary:
+    """A suite's summary after its runs, and its rows by name."""
+
+    def summarised(
+        outcome: Any = good, **changes: Any
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        suite, base = load_suite(suite_file(tmp_path, **changes))
+        cells = cells_of(suite, base)
+        start(outcome)
+        run_chains(cells, 2, lambda: None, every=0.0)
+        summary = summarise(suite, cells, "none").model_dump()
+        return summary, {row["name"]: row for row in summary["methods"]}
+
+    return summarised
+
+
+def test_figures_are_means_over_seeds(summary_of: Summary) -> None:
+    summary, rows = summary_of()
     inspo, baseline = rows["inspo"], rows["grpo"]
     assert (inspo["score"]["mean"], inspo["score"]["interval"]) == (1.0, wilson(1.0, 4))
     means = [row["mean"] for row in (inspo["plain"], baseline["plain"], baseline["score"])]
@@ -68,7 +77,7 @@ def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quadrants_are_means_over_seeds(summary_of: Summary) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         folder = config.output
         if words[0] == "evaluate":
@@ -85,8 +94,8 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
             finish(config, HALF, paid, instruction=VALID, figures=figures)
         return 0
 
-    _, _, rows = summary_of(
-        tmp_path, monkeypatch, outcome, quadrant_samples=2, focus="2", budget=36,
+    _, rows = summary_of(
+        outcome, quadrant_samples=2, focus="2", budget=36,
         methods=["grpo", {"method": "prompt-before-rl", "compute": "2x", "share": 0.5}],
     )  # fmt: skip
     row = rows["grpo"]
@@ -105,13 +114,13 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     assert staged["plain"]["mean"] == 0.5
 
 
-def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_focus_is_what_is_scored(summary_of: Summary) -> None:
     def outcome(config: RunConfig, _: Any) -> int:
         right = (0.0, 0.0, 1.0, 1.0) if config.strategy.kind == "inspo" else (1.0, 1.0, 0.0, 0.0)
         finish(config, right, {"train": 40})
         return 0
 
-    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, focus="2")
+    summary, rows = summary_of(outcome, focus="2")
     assert rows["inspo"]["score"]["mean"] == 1.0
     assert rows["grpo"]["score"]["mean"] == 0.0
     assert rows["inspo"]["gain"]["mean"] == 1.0
@@ -120,14 +129,12 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "Held-out exact match on “2…” questions over GRPO: INSPO +100.0 points (95 %: −32 to +100), which may be "
         "none; at a budget of 40 policy rollouts, over 2 seeds."
     )
-    _, _, rows = summary_of(tmp_path / "other", monkeypatch, outcome, focus="9")
+    _, rows = summary_of(outcome, focus="9")
     assert "no test question has a stratum that begins with '9'" in rows["grpo"]["problem"]
 
 
 @pytest.mark.parametrize(("paid", "failing"), [(37, False), (43, False), (80, True)])
-def test_other_compute_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: int, failing: bool
-) -> None:
+def test_other_compute_is_refused(paid: int, failing: bool, summary_of: Summary) -> None:
     """Also of a method that failed at another seed."""
 
     def outcome(config: RunConfig, _: Any) -> int:
@@ -135,7 +142,7 @@ def test_other_compute_is_refused(
         finish(config, ALL, {"train": paid if inspo else 40})
         return int(failing and inspo and config.seed)
 
-    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
+    summary, rows = summary_of(outcome)
     row = rows["inspo"]
     assert row["status"] == ("failed" if failing else "unequal")
     assert row["problem"].endswith(
@@ -147,13 +154,11 @@ def test_other_compute_is_refused(
     assert summary["verdict"].startswith("No comparison")
 
 
-def test_what_failed_is_a_row_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_failed_is_a_row_with_its_reason(summary_of: Summary) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
 
-    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
+    summary, rows = summary_of(outcome)
     assert summary["verdict"].endswith(", over one seed, which says nothing of others.")
     row = rows["inspo"]
     assert row["status"] == "failed"
@@ -166,7 +171,7 @@ def test_what_failed_is_a_row_with_its_reason(
     ("how", "seed"), [("no evaluation", 0), ("fewer questions", 1), ("no trajectories", 0)]
 )
 def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seed: int
+    how: str, seed: int, tmp_path: Path, summary_of: Summary
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         good(config, words)
@@ -180,7 +185,7 @@ def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
                 (config.output / "events.jsonl").write_text("")
         return 0
 
-    _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
+    _, rows = summary_of(outcome)
     row = rows["inspo"]
     assert row["status"] == "failed"
     folder = tmp_path / f"out/inspo/seed-{seed}/train"
@@ -189,7 +194,7 @@ def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
     assert rows["grpo"]["status"] == "ok"
 
 
-def test_staged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_rows(summary_of: Summary) -> None:
     """They pay for all stages, and call no instruction that was taken over the initial one."""
 
     def outcome(config: RunConfig, _: Any) -> int:
@@ -197,7 +202,7 @@ def test_staged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     methods = ["grpo", "w-p-w", "prompt-after-rl"]
-    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
+    _, rows = summary_of(outcome, methods=methods, budget=80)
     assert rows["w-p-w"]["plain"] is None
     row = rows["prompt-after-rl"]
     assert row["plain"]["mean"] == 0.5

@@ -4,7 +4,7 @@ import io
 import json
 import signal
 from pathlib import Path
-from time import sleep as real_sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -12,23 +12,16 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments import chains
 from cotune.experiments.chains import ChainsFailed
 from cotune.experiments.compare.running import compare
 from cotune.run.json_files import read_jsonl
 from cotune.run.run_dir import read_summary
-from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
+from tests.experiments.compare.folders import HALF, Start, finish, good, suite_file
 from tests.forked import run_module
 from tests.helpers import is_locked
 from tests.policy.tiny import small_policy
 
 FORKED_COMPARE = "tests.experiments.compare.forked_compare"
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for processes that are none."""
-    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
 
 
 def run(file: Path) -> str:
@@ -40,8 +33,8 @@ def run(file: Path) -> str:
     return shown
 
 
-def test_summary_and_report_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Processes(monkeypatch, good)
+def test_summary_and_report_are_written(tmp_path: Path, start: Start) -> None:
+    start(good)
     shown = run(suite_file(tmp_path, caption="Of two methods."))
     assert "inspo, seed 0: train begins" in shown
     assert "inspo, seed 1: done (4 of 4)" in shown
@@ -63,7 +56,7 @@ def test_summary_and_report_are_written(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_a_failure_is_told_after_the_others_are_reported(
-    paid: int, status: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paid: int, status: str, problem: str, tmp_path: Path, start: Start
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         if config.strategy.kind == "static":
@@ -72,7 +65,7 @@ def test_a_failure_is_told_after_the_others_are_reported(
             finish(config, HALF, {"train": paid})
         return int(not paid)
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     with pytest.raises(ChainsFailed) as error:
         run(suite_file(tmp_path))
     assert str(error.value).startswith(f"1 of 2 methods are not in the comparison: {problem}")
@@ -82,27 +75,25 @@ def test_a_failure_is_told_after_the_others_are_reported(
     assert problem.removeprefix("INSPO: ") in (tmp_path / "out/report.html").read_text()
 
 
-def test_ctrl_c_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_what_is_there(tmp_path: Path, start: Start) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         if config.strategy.kind == "inspo":
             raise KeyboardInterrupt
         return good(config)
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     file = suite_file(tmp_path, at_once=1)
     with pytest.raises(Stopped, match=f"stopped; resume with: cotune compare {file}"):
         run(file)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["unfinished", "unfinished"]
-    processes = Processes(monkeypatch, good)
+    processes = start(good)
     run(file)
     assert len(processes.started) == 3
 
 
-def test_a_folder_that_holds_something_else_is_not_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, good)
+def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path, start: Start) -> None:
+    start(good)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="holds something else; choose another folder"):
@@ -112,9 +103,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(
         run(suite_file(tmp_path, output=str(tmp_path / "suite.yaml")))
 
 
-def test_a_running_suite_is_reported_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_suite_is_reported_so_far(tmp_path: Path, start: Start) -> None:
     """INSPO fails at seed 0; at seed 1 it runs while the page is asked for."""
     out, pages = tmp_path / "out", list[str]()
 
@@ -125,7 +114,7 @@ def test_a_running_suite_is_reported_so_far(
             pages.append((out / "report.html").read_text())
         return 1
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     with pytest.raises(ChainsFailed):
         run(suite_file(tmp_path, at_once=1, seeds=[0, 1, 2]))
     assert "2 of 2 methods have no complete or comparable result." in pages[0]
@@ -137,9 +126,7 @@ def test_a_running_suite_is_reported_so_far(
     assert '<meta http-equiv="refresh"' not in (out / "report.html").read_text()
 
 
-def test_the_page_shows_the_stage_that_a_row_is_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_the_stage_that_a_row_is_at(tmp_path: Path, start: Start) -> None:
     """It is there from the start, and written again when a later stage begins."""
     pages: list[str] = []
 
@@ -147,7 +134,7 @@ def test_the_page_shows_the_stage_that_a_row_is_at(
         pages.append((tmp_path / "out/report.html").read_text())
         return good(config)
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     methods = ["prompt-before-rl"]
     file = suite_file(tmp_path, seeds=[0], budget=80, methods=methods, baseline=methods[0])
     run(file)
@@ -155,10 +142,8 @@ def test_the_page_shows_the_stage_that_a_row_is_at(
     assert "seed 0: begun, train</li>" in pages[1]
 
 
-def test_no_key_of_a_run_file_gets_into_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, good)
+def test_no_key_of_a_run_file_gets_into_the_folder(tmp_path: Path, start: Start) -> None:
+    start(good)
     misplaced = {"llm": {"api_key": "sk-misplaced"}}
     with pytest.raises(ConfigError):
         run(suite_file(tmp_path, methods=[{"method": "grpo", "set": misplaced}], seeds=[0]))
@@ -170,7 +155,7 @@ def test_no_key_of_a_run_file_gets_into_the_folder(
     assert not any(b"sk-misplaced" in path.read_bytes() for path in files)
 
 
-def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_do_not_work_on_one_folder(tmp_path: Path, start: Start) -> None:
     said: list[str] = []
 
     def outcome(config: RunConfig, words: Any) -> int:
@@ -180,7 +165,7 @@ def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.Monke
             said.append(str(error.value))
         return good(config)
 
-    Processes(monkeypatch, outcome)
+    start(outcome)
     run(suite_file(tmp_path))
     assert said == [
         f"output: {tmp_path / 'out'} is being worked on by another cotune compare; wait for it, or "
@@ -200,7 +185,7 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
     # The system ends the orphan, which also holds the suite's lock: it was forked.
     while any(map(is_locked, (running / "run.lock", tmp_path / "out/suite.lock"))):
-        real_sleep(0.02)
+        sleep(0.02)
     assert read_summary(running) is None
     done = run_module(FORKED_COMPARE, file)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from cotune.cli import app as cli
 from cotune.config.run_file import RewardConfig, RunConfig
 from cotune.engines.engine import Engine
 from cotune.environments.base import SingleTurnEnvironment
@@ -27,6 +26,7 @@ from cotune.rewards.qa import f1_hotpot, f1_squad
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from tests.command_line import Command, Refused
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
 from tests.run_files import environment_of
@@ -45,28 +45,19 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 SHORT = ("--set", "limits.turns=2", "--set", "limits.turn_tokens=24")
 """Where no reward is looked for."""
-Refused = Callable[..., str]
 Evaluate = Callable[..., dict[str, Any]]
 
 
-def printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> str:
-    """What the command prints; it must succeed."""
-    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, error = capsys.readouterr()
-    assert stopped.value.code == 0, error
-    return out
-
-
 @pytest.fixture
-def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+def evaluate(command: Command) -> Evaluate:
     """The JSON that the command prints, and nothing else."""
-    return lambda config, *arguments: json.loads(
-        printed(monkeypatch, capsys, config.output, "--json", *arguments)
-    )
+
+    def printed(config: RunConfig, *arguments: object) -> dict[str, Any]:
+        ended = command("evaluate", config.output, "--json", *arguments)
+        assert ended.status == 0, ended.err
+        return json.loads(ended.out)
+
+    return printed
 
 
 def figures(result: dict[str, Any], column: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -204,11 +195,9 @@ def test_words_in_a_box_are_compared_as_words(
     assert (exact["title"], exact["mean"]) == ("exact match", 1.0)
 
 
-def test_tables(
-    geo: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = printed(monkeypatch, capsys, geo.output, "--samples", 2, "--limit", 3, *SHORT)
-    lines = [line.strip() for line in out.splitlines()]
+def test_tables(geo: RunConfig, command: Command) -> None:
+    ended = command("evaluate", geo.output, "--samples", 2, "--limit", 3, *SHORT)
+    lines = [line.strip() for line in ended.out.splitlines()]
     assert lines[:3] == [
         "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"
     ]  # fmt: skip

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cotune.cli import app as cli
 from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
@@ -29,6 +29,7 @@ from cotune.run.scores import difference_interval, score_trajectories, wilson
 from cotune.types import Assignment, Prompt
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from tests.command_line import Command, Refused
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed as on_screen
@@ -118,14 +119,20 @@ def test_quadrants_that_coincide_are_shown_once() -> None:
 SHORT = {**GEO, "limits": {"turns": 2, "turn_tokens": 24}}
 
 
-def evaluate(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> tuple[object, Quadrants | None]:
-    command = ["cotune", "evaluate", str(config.output), *arguments]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code, read_quadrants(config.output)
+Measure = Callable[..., tuple[Quadrants, str]]
+
+
+@pytest.fixture
+def measure(command: Command) -> Measure:
+    """The quadrants that a run's folder holds after the command, and what it printed."""
+
+    def measured(config: RunConfig, *options: object) -> tuple[Quadrants, str]:
+        ended = command("evaluate", config.output, "--quadrants", *options)
+        quadrants = read_quadrants(config.output)
+        assert (ended.status, quadrants is None) == (0, False), ended.err
+        return cast(Quadrants, quadrants), ended.out
+
+    return measured
 
 
 @pytest.fixture(scope="module")
@@ -140,51 +147,40 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def test_a_run_from_the_command_line(
-    run: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ("--set", "environment.test=3", "--samples", "2")
-    status, found = evaluate(run, monkeypatch, "--quadrants", *arguments)
-    out = capsys.readouterr().out
-    assert status == 0
-    assert found is not None
+def test_a_run_from_the_command_line(run: RunConfig, measure: Measure, command: Command) -> None:
+    arguments = ("--set", "environment.test=3", "--samples", 2)
+    found, out = measure(run, *arguments)
     assert (found.initial, found.best, found.samples) == (SEARCH, BETTER, 2)
     assert found.rollouts == 4 * 3 * (1 + 2)
     for prompt in found.prompts:
         assert 1e-4 < found.divergence(prompt).mean < 1
     assert "Held-out exact match" in out
     assert f"to show them in the report: cotune report {run.output}" in out
-    _, kept = evaluate(run, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1")
+    kept, out = measure(run, "--limit", 2, "--samples", 1)
     assert kept == found
-    assert "not kept, since --limit leaves questions out" in capsys.readouterr().out
+    assert "not kept, since --limit leaves questions out" in out
     # The same rollouts as without --quadrants.
-    status, _ = evaluate(run, monkeypatch, *arguments, "--json")
-    (columns,) = json.loads(capsys.readouterr().out)["sets"]
+    (columns,) = json.loads(command("evaluate", run.output, *arguments, "--json").out)["sets"]
     rewards = [figure for figure in columns["figures"] if figure["metric"] == "reward"]
     means = {(f["column"], f["statistic"]): f["mean"] for f in rewards}
     for column, name in (("best", "trained_prompted"), ("initial", "trained_plain")):
         assert means[column, "greedy"] == found.score(name, "greedy").mean
         assert means[column, "avg@2"] == pytest.approx(found.score(name, "sampled").mean)
     # All of a split replace more questions of another, and what cannot be read.
-    _, other = evaluate(run, monkeypatch, "--quadrants", "--split", "validation", "--samples", "1")
-    assert other is not None
+    other, _ = measure(run, "--split", "validation", "--samples", 1)
     assert (other.split, len(other.questions)) == ("validation", 3)
     (run.output / "quadrants.json").write_text("{")
-    _, again = evaluate(
-        run, monkeypatch, "--quadrants", "--set", "environment.test=1", "--samples", "1"
-    )
-    assert again is not None
+    again, _ = measure(run, "--set", "environment.test=1", "--samples", 1)
     assert len(again.questions) == 1
 
 
 def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measure: Measure
 ) -> None:
     changes = {**LADDER, "environment": {**LADDER["environment"], "test": 3}}
     best = "Add in order. Put the final answer in \\boxed{}."
     config = finished(tmp_path / "run", changes, best)
-    _, without = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
-    assert without is not None
+    without, _ = measure(config, "--samples", 1)
     record = Record.open(config.output)
     tasks = run_environment(config).tasks("test")
     for when, instruction in (("before", without.initial), ("after", best), ("plain", "Another.")):
@@ -194,37 +190,30 @@ def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
             for i, task in enumerate(tasks)
         ]
         record.score(2, rollouts, score_trajectories(rollouts), split="test", when=when, trained=1)
-    _, quadrants = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
-    assert quadrants is not None
+    quadrants, _ = measure(config, "--samples", 1)
     assert (without.rollouts, quadrants.rollouts) == (4 * 3 * 2, 4 * 3 * 2 - 2 * 3)
     greedy = {name: rewards["greedy"] for name, rewards in quadrants.rewards.items()}
     assert greedy["initial_plain"] == greedy["trained_prompted"] == (0.25,) * 3
     for name, rewards in without.rewards.items():
         assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
     # With other settings they are not the same rollouts.
-    _, other = evaluate(
-        config, monkeypatch, "--quadrants", "--samples", "1", "--set", "limits.turn_tokens=95"
-    )
-    assert other is not None
+    other, _ = measure(config, "--samples", 1, "--set", "limits.turn_tokens=95")
     assert other.rollouts == without.rollouts
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measure: Measure
 ) -> None:
     frozen = {**SHORT, "training": {"frozen": True}}
     config = finished(tmp_path / "run", frozen, SEARCH)
-    options = ("--set", "environment.test=2", "--samples", "1", "--json")
-    status, found = evaluate(config, monkeypatch, "--quadrants", *options)
-    assert status == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "quadrants"
-    assert found is not None
+    found, out = measure(config, "--set", "environment.test=2", "--samples", 1, "--json")
+    assert json.loads(out)["kind"] == "quadrants"
     assert (found.rollouts, found.trained, found.divergences) == (2 * 2, False, {})
     assert len({str(rewards) for rewards in found.rewards.values()}) == 1
 
 
 def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunConfig, tmp_path: Path, measure: Measure
 ) -> None:
     """A frozen search for an instruction, on top of a policy that was trained before."""
     changes = {
@@ -232,16 +221,13 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
         "training": {"frozen": True},
     }  # fmt: skip
     later = finished(tmp_path / "later", changes, BETTER)
-    arguments = ("--set", "environment.test=2", "--samples", "1")
-    _, found = evaluate(later, monkeypatch, "--quadrants", "--since", str(run.output), *arguments)
-    assert found is not None
+    arguments = ("--set", "environment.test=2", "--samples", 1)
+    found, _ = measure(later, "--since", run.output, *arguments)
     assert (found.initial, found.best, found.trained) == (SEARCH, BETTER, True)
     assert found.divergence("plain").mean > 1e-4
 
 
-def test_one_set_of_questions_at_a_time(
-    run: RunConfig, tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_one_set_of_questions_at_a_time(run: RunConfig, tmp_path: Path, refused: Refused) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "q", "answers": ["x"]}')
     words = ("evaluate", run.output, "--quadrants", "--split", "test", "--questions", file)

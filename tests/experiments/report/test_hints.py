@@ -1,4 +1,4 @@
-"""P²O's part of a report, from runs with real phases of hint evolution."""
+"""P²O's part of a report, from a run with a real phase of hint evolution."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,9 @@ import pytest
 from cotune.errors import LLMError
 from cotune.experiments.report.run_report import RecordedRun, hint_phases, hints_of, write_report
 from cotune.run.record import Record
-from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check
-from tests.methods.p2o.hint_fakes import Policy, fresh_hint
+from tests.methods.p2o.hint_fakes import Policy, evolve, fresh_hint
 from tests.scripted import Author
-
-CONFIG = {"name": "arithmetic", "strategy": {"kind": "p2o"}, "seed": 3}
 
 
 def mixed(n: int, prompt: str) -> str:
@@ -25,46 +22,63 @@ def mixed(n: int, prompt: str) -> str:
     return fresh_hint(n, ("columns", "conversion")[n % 2])
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Record:
+    """A run with a phase before step 5, some of whose calls failed."""
+    made = Record.create(tmp_path / "p2o", {"name": "arithmetic", "strategy": {"kind": "p2o"}})
+    evolve(Policy(), Author(mixed), lambda kind, /, **fields: made.event(kind, 5, **fields))
+    return made
+
+
 def hard_samples(run: Record, step: int, epoch: int, hard: int, newly: int, by_hint: int) -> None:
     run.event("hard_samples", step, epoch=epoch, seen=48, hard=hard, newly_hard=newly,
               graduated=by_hint, solved_by_hint=by_hint)  # fmt: skip
 
 
-def metrics(run: Record, step: int, **more: float) -> None:
-    run.metrics(step, {"reward_mean": 0.5, "zero_advantage_share": 0.75, **more})
-
-
-def train(run: Record) -> None:
+def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
     """Two epochs of four steps; a phase with failures, then too few hard questions."""
-    for step in range(1, 5):
-        metrics(run, step)
     hard_samples(run, 5, 1, 20, 20, 0)
-    record_phase(run, 5, Policy(), Author(mixed))
-    for step in range(5, 9):
-        metrics(run, step, zero_advantage_share_hinted=0.25, zero_advantage_share_plain=0.5,
-                hinted_share=0.5, **{"p2o/ratio_min": 0.0, "p2o/ratio_mean": 0.9,
-                "p2o/ratio_max": 100.0, "p2o/ratio_masked_share": 0.125})  # fmt: skip
+    for step in range(1, 10):
+        hinted = {
+            "zero_advantage_share_hinted": 0.25, "zero_advantage_share_plain": 0.5,
+            "hinted_share": 0.5, "p2o/ratio_min": 0.0, "p2o/ratio_mean": 0.9,
+            "p2o/ratio_max": 100.0, "p2o/ratio_masked_share": 0.125,
+        }  # fmt: skip
+        more = hinted if 5 <= step < 9 else {}
+        run.metrics(step, {"reward_mean": 0.5, "zero_advantage_share": 0.75, **more})
     hard_samples(run, 9, 2, 3, 1, 18)
     run.event("notice", 9, text="3 hard questions, hard_set_min_count is 4: no hints are evolved")
-    metrics(run, 9)
 
-
-@pytest.fixture
-def run(tmp_path: Path) -> Record:
-    made = Record.create(tmp_path / "p2o", CONFIG)
-    train(made)
-    return made
-
-
-def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
     [phase] = hint_phases(run.read_events())
     [ended] = phase["hint_phase_ended"]
-    accepted = [event for event in run.read_events() if event["kind"] == "hint_accepted"]
-    assert phase["hint_accepted"] == accepted
+    assert phase["hint_accepted"] == [
+        event for event in run.read_events() if event["kind"] == "hint_accepted"
+    ]
     assert len(phase["proposal_failed"]) == ended["asked"] - ended["proposed"]
     assert len(phase["hint_rejected"]) == ended["proposed"] - ended["valid"] > 0
-    covering = len(ended["covering_texts"])
-    assert covering == check(write_report(run.path)).words.count("in cover") > 0
+    words = check(write_report(run.path)).words
+    for text in (
+        "Hard questions by epoch",
+        "Phase 1, before step 5",
+        f"Hints ({len(phase['hint_accepted'])})",
+        f"Rejected proposals ({len(phase['hint_rejected'])})",
+        "× LLMError: the endpoint said <i>no</i>",
+        "The answer is <b>secret3</b>.",
+        "3 hard questions, hard_set_min_count is 4: no hints are evolved",
+        "0.0_% without a hint, 100.0_% by some hint of the cover",
+        *(event["text"] for event in phase["hint_accepted"]),
+    ):
+        assert text in words, text
+    assert words.count("× LLMError") == 1
+    assert words.count("in cover") == len(ended["covering_texts"]) > 0
+
+    hard, groups, masked = (hints_of(RecordedRun(run.path)) or {})["charts"]
+    assert [name for _, name in hard.legend] == [
+        "hard", "newly hard", "graduated", "graduated under hints",
+    ]  # fmt: skip
+    points = {line.name: len(line.points) for line in groups.series}
+    assert points == {"with hints": 4, "without": 4}
+    assert masked.share
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:
@@ -77,37 +91,7 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
     assert phase["hint_accepted"] == events[1:]
 
 
-def test_charts_of_hints(run: Record) -> None:
-    hard, groups, masked = (hints_of(RecordedRun(run.path)) or {})["charts"]
-    assert [name for _, name in hard.legend] == [
-        "hard", "newly hard", "graduated", "graduated under hints",
-    ]  # fmt: skip
-    points = {line.name: len(line.points) for line in groups.series}
-    assert points == {"with hints": 4, "without": 4}
-    assert masked.share
-
-
-def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
-    page = check(write_report(run.path))
-    [phase] = hint_phases(run.read_events())
-    for text in (
-        "Hard questions by epoch",
-        "Phase 1, before step 5",
-        f"Hints ({len(phase['hint_accepted'])})",
-        f"Rejected proposals ({len(phase['hint_rejected'])})",
-        "× LLMError: the endpoint said <i>no</i>",
-        "The answer is <b>secret3</b>.",
-        "3 hard questions, hard_set_min_count is 4: no hints are evolved",
-    ):
-        assert text in page.words, text
-    assert page.words.count("× LLMError") == 1
-    assert "0.0_% without a hint, 100.0_% by some hint of the cover" in page.words
-    assert all(event["text"] in page.words for event in phase["hint_accepted"])
-
-
-def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "p2o", CONFIG)
-    record_phase(run, 5, Policy(), Author(mixed))
+def test_failed_calls_of_hints_make_no_section_of_instructions(run: Record) -> None:
     words = check(write_report(run.path)).words
     assert "Hints Hard questions are rolled out under hints" in words
     assert "Instructions" not in words

@@ -4,18 +4,24 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cotune.experiments.report.run_report import MOST_COLUMNS, MOST_TURNS, some_groups, write_report
 from cotune.run.json_files import Row
 from cotune.run.record import Record
 from cotune.types import Turn
 from tests.experiments.report.pages import check, rollout
 
-CONFIG = {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3}
+
+@pytest.fixture
+def run(tmp_path: Path) -> Record:
+    """A run that has just begun."""
+    return Record.create(tmp_path / "run", {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3})
 
 
-def make_run(folder: Path) -> Record:
+@pytest.fixture
+def groups(run: Record) -> Record:
     """Steps 1 and 10: an even group, an uneven one, a failed one, a solved one; hints at 1."""
-    run = Record.create(folder, CONFIG)
 
     def store(step: int, hinted: bool) -> None:
         rewards = [(0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)]
@@ -30,9 +36,9 @@ def make_run(folder: Path) -> Record:
     return run
 
 
-def test_mixed_groups_come_first_then_one_that_failed(tmp_path: Path) -> None:
-    groups = some_groups(make_run(tmp_path / "run"))
-    assert [(g.step, g.rollouts[0]["task"]["question"], g.mixed) for g in groups] == [
+def test_mixed_groups_come_first_then_one_that_failed(groups: Record) -> None:
+    shown = some_groups(groups)
+    assert [(g.step, g.rollouts[0]["task"]["question"], g.mixed) for g in shown] == [
         (10, "step 10 group 0?", True),  # the most even
         (10, "step 10 group 1?", True),
         (10, "step 10 group 2?", False),  # all failed
@@ -40,12 +46,11 @@ def test_mixed_groups_come_first_then_one_that_failed(tmp_path: Path) -> None:
         (1, "step 1 group 0?", True),
         (1, "step 1 group 2?", False),
     ]
-    assert groups[1].rewards == [0, 0, 0, 1]
-    assert [row["reward"] for row in groups[0].rollouts] == [0, 0, 1, 1]
+    assert shown[1].rewards == [0, 0, 0, 1]
+    assert [row["reward"] for row in shown[0].rollouts] == [0, 0, 1, 1]
 
 
-def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_of_a_large_group_both_ends_are_shown(run: Record) -> None:
     run.rollouts(1, "train", [rollout(i / 15) for i in range(16)])
     [group] = some_groups(run)
     assert (len(group.rewards), len(group.rollouts)) == (16, MOST_COLUMNS)
@@ -59,8 +64,8 @@ def page_text(run: Record) -> tuple[str, str]:
     return run.report_path.read_text(encoding="utf-8"), page.words
 
 
-def test_the_page_shows_groups_by_author(tmp_path: Path) -> None:
-    html, words = page_text(make_run(tmp_path / "run"))
+def test_the_page_shows_groups_by_author(groups: Record) -> None:
+    html, words = page_text(groups)
     assert html.count("<article>") == 6 * 4
     assert html.count("<details open>") == 1
     for text in ("0.50 below the mean", "0.25 below the mean", "0.75 above the mean",
@@ -71,8 +76,7 @@ def test_the_page_shows_groups_by_author(tmp_path: Path) -> None:
     assert '<div class="block obs text">Found: é.</div>' in html
 
 
-def test_long_rollouts_and_questions_are_cut_and_say_so(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_long_rollouts_and_questions_are_cut_and_say_so(run: Record) -> None:
     long = tuple(Turn("x" * 2900, "y" * 900, "search") for _ in range(MOST_TURNS + 2))
     question = "why " * 1000 + "end"
     run.rollouts(1, "train", [rollout(0.0, long, question=question), rollout(1.0)])
@@ -83,8 +87,7 @@ def test_long_rollouts_and_questions_are_cut_and_say_so(tmp_path: Path) -> None:
     assert "… 2 more turns" in words
 
 
-def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_what_went_wrong_in_a_turn_is_said(run: Record) -> None:
     turns = (Turn("<search> </search>", "\nempty\n", "invalid", "empty query"), Turn("?", "", ""))
     said = replace(rollout(0.0, turns), feedback="brief: Too long.")
     run.rollouts(1, "train", [said, rollout(1.0)])
@@ -95,9 +98,8 @@ def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
     assert words.count("Feedback brief: Too long.") == 1
 
 
-def test_a_page_stays_small(tmp_path: Path) -> None:
+def test_a_page_stays_small(run: Record) -> None:
     """Long contexts, many steps, many proposals: below 3 MB."""
-    run = Record.create(tmp_path / "run", CONFIG)
     turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
     rows_of_a_group = [rollout(float(i % 2), turns) for i in range(MOST_COLUMNS)]
     run.rollouts(1, "train", rows_of_a_group)

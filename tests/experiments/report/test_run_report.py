@@ -143,8 +143,13 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
     assert sorted(parts, key=html.index) == list(parts)
 
 
-def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "killed", CONFIG)
+@pytest.fixture
+def run(tmp_path: Path) -> Record:
+    """A run that has just begun."""
+    return Record.create(tmp_path / "run", CONFIG)
+
+
+def test_a_killed_run_is_reported_as_far_as_it_came(run: Record) -> None:
     train(run, 12, evolve=True)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 13, "rew')
@@ -162,8 +167,7 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert '<meta http-equiv="refresh"' in run.report_path.read_text()
 
 
-def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_the_last_held_out_score_is_that_of_the_contender_that_won(run: Record) -> None:
     run.event("evaluated", 1, split="validation", when="during", em=0.5, n=8, trained=0)
     for when, em in (("during", 0.75), ("contender", 0.875), ("contender", 0.25)):
         run.event("evaluated", 21, split="validation", when=when, em=em, n=8, trained=20)
@@ -172,8 +176,7 @@ def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Pat
     assert "was 75.0_% at step 20." in check(write_report(run.path)).words
 
 
-def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "begun", CONFIG)
+def test_a_run_that_has_just_started_shows_its_first_score(run: Record) -> None:
     run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
               when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
     words = check(write_report(run.path)).words
@@ -193,8 +196,7 @@ def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
     assert "cut ?" in check(write_report(run.path)).words
 
 
-def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(run: Record) -> None:
     train(run, 6, evolve=False)
     run.write_summary({})
     run.cut_back(4)
@@ -298,16 +300,15 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
         assert share not in table
 
 
-def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
-    tools = Record.create(tmp_path / "tools", CONFIG)
+def test_behaviour_is_drawn_from_what_a_run_recorded(run: Record) -> None:
     for step in (1, 2, 3):
         lengths = {"response_tokens_mean": 40.0, "completion_tokens_mean": 90.0,
                    "prompt_tokens_mean": 120.0}  # fmt: skip
-        tools.metrics(step, {
+        run.metrics(step, {
             "turns_mean": 2.5, "actions/answer": 1.0, **lengths,
             **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
         })  # fmt: skip
-    calls, response, prompt = training_charts(RecordedRun(tools.path))
+    calls, response, prompt = training_charts(RecordedRun(run.path))
     assert calls.title == "Turns per rollout, by action"
     assert [name for _, name in calls.legend] == ["search", "unusable turns"]
     assert [len(line.dots) for line in calls.series] == [3, 3]  # 0 where no turn was of the kind
@@ -315,8 +316,7 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
     assert prompt.title == "Prompt length in tokens"
 
 
-def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", {})
+def test_the_wait_for_the_llm_is_summed_over_steps(run: Record) -> None:
     run.metrics(1, {"reward_mean": 0.5})
     assert "· waited for" not in dict(costs(RecordedRun(run.path)))
     for step, wait in ((2, 90.0), (2, 90.0), (3, 0.25)):  # mini-batches repeat the batch's
@@ -345,17 +345,10 @@ def test_formats() -> None:
     ],
 )  # fmt: skip
 def test_a_change_is_a_rise_if_its_interval_excludes_zero(
-    tmp_path: Path, before: tuple[float, ...], after: tuple[float, ...], verdict: str, change: str
+    run: Record, before: tuple[float, ...], after: tuple[float, ...], verdict: str, change: str
 ) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
     for when, rewards in (("before", before), ("after", after)):
-        prompt = Prompt("Do.")
-        rows = [
-            Trajectory(
-                Assignment(Task(f"q{i}", "?", ("a",)), prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,),
-                (0.0,), (), StopReason.ANSWERED, None, reward,
-            ) for i, reward in enumerate(rewards)
-        ]  # fmt: skip
+        rows = [rollout(reward, group=i) for i, reward in enumerate(rewards)]
         run.rollouts(1, f"evaluate_{when}", rows)
         run.event("evaluated", 1, when=when, em=sum(rewards) / len(rewards), n=len(rewards))
     words = check(write_report(run.path)).words
@@ -363,8 +356,7 @@ def test_a_change_is_a_rise_if_its_interval_excludes_zero(
     assert f"change, in percentage points {change}" in words
 
 
-def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_truncated_rollouts_are_drawn_and_noticed_once(run: Record) -> None:
     for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
         run.metrics(step, {"reward_mean": 0.5, "truncated_share": share, "truncated/turns": share})
     words = check(write_report(run.path)).words
@@ -373,8 +365,7 @@ def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
     assert "step 2: 75% of the rollouts were truncated" in words
 
 
-def test_the_page_follows_the_training_and_never_stops_it(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
+def test_the_page_follows_the_training_and_never_stops_it(run: Record) -> None:
     run.listeners = [ReportListener(run.path)]
     run.metrics(1, {"reward_mean": 0.5})
     assert not run.report_path.exists()
@@ -442,31 +433,24 @@ def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
     }  # fmt: skip
 
 
-def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
-    """A finished run's page from its result on, with the text of its tables."""
-    run = Record.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
+def result_of(run: Record) -> str:
+    """A run's page from its result on, with the text of its tables."""
+    return check(write_report(run.path)).words.partition(" Result Held-out exact match ")[2]
+
+
+def test_quadrants_come_first(run: Record) -> None:
     run.event("best_instruction", 3, id="i1")
     for when, em in (("before", 0.25), ("plain", 0.5), ("after", 0.75)):
         run.event("evaluated", 3, split="test", when=when, prompt="best", instruction_id="i1", em=em,
                   n=4, trained=2, by_stratum={})  # fmt: skip
-    run.write_summary({"name": "it", "arms": {kind: {}}})
-    return words(folder)
-
-
-def words(folder: Path) -> str:
-    return check(write_report(folder)).words.partition(" Result Held-out exact match ")[2]
-
-
-def test_quadrants_come_first(tmp_path: Path) -> None:
-    page(tmp_path / "run")
-    found = quadrants(of=hash_of_best(tmp_path / "run"))
-    found.write(tmp_path / "run")
-    text = words(tmp_path / "run").partition("4 test questions; 2 sampled")[0]
+    run.write_summary({"name": "geo", "arms": {"inspo": {}}})
+    quadrants(of=hash_of_best(run.path)).write(run.path)
+    text = result_of(run).partition("4 test questions; 2 sampled")[0]
     assert text.startswith(
         "initial instruction best instruction gain greedy initial weights 25.0_% "
     )
     assert "trained weights 50.0_% 15–85 100.0_% 51–100 +50.0 −42 to +100 gain +25.0" in text
     assert "KL to initial nats per token 0.5 0–1.6 0.5" in text
     # Those of another policy are not shown.
-    quadrants(of="another").write(tmp_path / "run")
-    assert "greedy" not in words(tmp_path / "run")
+    quadrants(of="another").write(run.path)
+    assert "greedy" not in result_of(run)

@@ -11,7 +11,7 @@ from cotune.methods.method import Evolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, HintSearch
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED
-from cotune.protocols import LLM
+from cotune.protocols import LLM, Recorder
 from cotune.types import Assignment, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
 from tests.scripted import Author
@@ -77,7 +77,7 @@ def leaking(n: int, prompt: str) -> str:
 
 
 def evolve(
-    policy: Policy, llm: LLM, record: Events | None = None, count: int = 20, **changes: Any
+    policy: Policy, llm: LLM, record: Recorder | None = None, count: int = 20, **changes: Any
 ) -> tuple[HintPool, HintSearch]:
     options = replace(SMALL, **changes)
     now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())

@@ -1,7 +1,7 @@
 """P²O at the end of an epoch: its phases, a reflector that fails, a state that goes on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import LLMError
-from cotune.methods.p2o.hints import HintOptions, HintPool
+from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import HardSamples, P2OOptions
 from cotune.protocols import Strategy
 from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
 from tests.helpers import make_trajectory
-from tests.methods.p2o.hint_fakes import KEYWORDS, SMALL, one_keyword_each
+from tests.methods.p2o.hint_fakes import SMALL, one_keyword_each
 from tests.methods.p2o.p2o_run import (
     EASY,
     GROUP,
@@ -51,13 +51,38 @@ def close(samples: HardSamples) -> tuple[tuple[str, ...], int, int, int, int]:
     return (samples.hard, *counts)  # pyright: ignore[reportReturnType]
 
 
-def test_fewer_than_two_successes_of_six_is_hard():
+ONE_OF_SIX = [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "errors", "hard"),
+    [
+        ([[0] * 6], 0, True),
+        ([ONE_OF_SIX], 0, True),
+        ([[0, 1, 1, 0, 0, 0]], 0, False),
+        ([[0.5, 0.5, 0.4, 0, 0, 0]], 0, False),
+        # The mean over the groups of an epoch counts.
+        ([ONE_OF_SIX, ONE_OF_SIX], 0, True),
+        ([ONE_OF_SIX, [1, 1, 1, 0, 0, 0]], 0, False),
+        # Environment errors are no attempts: 1 of 3 is 2 of 6.
+        ([[1]], 5, False),
+        ([[1, 0]], 4, False),
+        ([[1, 0, 0]], 3, False),
+        ([[1, 0, 0, 0]], 2, True),
+        ([[0]], 5, True),
+        ([[1, 1]], 4, False),
+    ],
+)
+def test_fewer_than_two_successes_of_six_is_hard(
+    groups: list[list[float]], errors: int, hard: bool
+):
     samples = HardSamples()
-    samples.observe(group("none", [0] * 6) + group("one", [0, 0, 1, 0, 0, 0]))
-    samples.observe(group("two", [0, 1, 1, 0, 0, 0]) + group("half", [0.5, 0.5, 0.4, 0, 0, 0]))
+    for rewards in groups:
+        samples.observe(group("q", rewards, errors=errors))
     assert samples.hard == ()  # not before the epoch is over
-    assert close(samples) == (("none", "one"), 4, 2, 0, 0)
-    assert samples.hard == ("none", "one")
+    assert close(samples) == (("q",) if hard else (), 1, hard, 0, 0)
+    samples.observe(group("q", [1, 1, 0, 0, 0, 0]))
+    assert close(samples)[0] == ()  # the next epoch starts anew
 
 
 def test_hard_questions_are_judged_on_their_hinted_rollouts():
@@ -69,34 +94,6 @@ def test_hard_questions_are_judged_on_their_hinted_rollouts():
     samples.observe(group("unhinted", [1, 1, 0], hint=" "))
     samples.observe(group("still", [1, 0, 0], hint="Think.") + group("new", [0, 0, 0]))
     assert close(samples) == (("new", "still", "unmet"), 4, 1, 2, 1)
-
-
-@pytest.mark.parametrize(("visits", "hard"), [([1], True), ([1, 1], True), ([1, 3], False)])
-def test_the_mean_over_groups_of_an_epoch_counts_and_starts_anew(visits: list[int], hard: bool):
-    samples = HardSamples()
-    for successes in visits:
-        samples.observe(group("q", [1] * successes + [0] * (6 - successes)))
-    assert close(samples)[0] == (("q",) if hard else ())
-    samples.observe(group("q", [1, 1, 0, 0, 0, 0]))
-    assert close(samples)[0] == ()
-
-
-@pytest.mark.parametrize(
-    ("rewards", "errors", "hard"),
-    [
-        ([1], 5, False),  # 1 of 1, above 2 of 6
-        ([1, 0], 4, False),  # 1 of 2
-        ([1, 0, 0], 3, False),  # 1 of 3 is 2 of 6
-        ([1, 0, 0, 0], 2, True),
-        ([0], 5, True),
-        ([1, 1], 4, False),
-        ([1, 0, 0, 0, 0, 0], 0, True),
-    ],
-)
-def test_environment_errors_are_no_attempts(rewards: list[int], errors: int, hard: bool):
-    samples = HardSamples(below=2)
-    samples.observe(group("q", rewards, errors=errors))
-    assert close(samples) == (("q",) if hard else (), 1, hard, 0, 0)
 
 
 def test_a_question_without_an_attempt_keeps_its_status():
@@ -173,16 +170,6 @@ def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int
     }
 
 
-def test_hints_of_a_group_differ_and_those_that_solved_a_dev_question_are_its_own():
-    run = Run()
-    run.batch(0)
-    got, dev = hints(run.batch(1)), set(run.pool["dev"])
-    assert any(len(set(got[t.id])) > 1 for t in HARD)
-    for task in HARD:
-        if task.id in dev:
-            assert all(KEYWORDS[task.stratum] in hint for hint in got[task.id])
-
-
 @pytest.mark.parametrize(("option", "count"), [("all", 4), ("half", 2)])
 def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
     run = Run(hinted_per_group=option)
@@ -255,13 +242,6 @@ def test_hinted_and_judged_counts_by_hand():
 
     assert counts("all") == [(2, 2), (5, 5), (6, 6)]
     assert counts("half") == [(1, 1), (3, 2), (3, 3)]
-
-
-def test_defaults_are_the_papers():
-    options = P2OOptions()
-    assert (options.successes_below, options.hinted_per_group) == (2, "all")
-    assert options.distillation.ratio == "original"
-    assert options.hints == HintOptions()
 
 
 @pytest.mark.parametrize(
@@ -345,22 +325,18 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
 # ---- a reflector that fails
 
 
-def test_an_outage_of_the_llm_leaves_the_hints_of_the_phase_before():
+@pytest.mark.parametrize(
+    ("write", "kept"), [(raising(LLMError("503")), True), (lambda n, prompt: "", False)]
+)
+def test_a_phase_that_brings_no_hint_is_not_the_last(write: Callable[[int, str], str], kept: bool):
+    """An outage leaves the hints of the phase before."""
     run = Run()
     run.batch(0)
     run.batch(1)
     pool = run.pool
-    run.llm = Author(raising(LLMError("503")))
-    assert hinted_ids(run.batch(2)) == {t.id for t in HARD}
-    assert run.pool == pool
-
-
-def test_hints_outlive_a_phase_that_brings_none():
-    run = Run()
-    run.batch(0)
-    run.batch(1)
-    run.llm = Author(lambda n, prompt: "")
-    run.batch(2)
+    run.llm = Author(write)
+    assert hinted_ids(run.batch(2)) == ({t.id for t in HARD} if kept else set())
+    assert (run.pool == pool) == kept
     run.llm = Author(one_keyword_each)
     assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
     phases = run.events.of("hint_phase_ended")
