@@ -30,7 +30,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def command(
+def run_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
     """Run a command line in this process, and give how it ended and what it printed.
@@ -55,12 +55,12 @@ def command(
 
 
 @pytest.fixture
-def refused(command: Command) -> Refused:
+def refused(run_command: Command) -> Refused:
     """Give the one line on stderr of a command that must end with status 2 and print nothing else."""
     from tests.helpers import without_loading
 
     def error_of(*words: object) -> str:
-        ended = command(*words)
+        ended = run_command(*words)
         assert ended.status == 2, ended
         assert without_loading(ended.out) == ""
         assert ended.err.count("\n") == 1, ended.err

@@ -20,7 +20,7 @@ from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
 from cotune.run.run_dir import RunDir
 from tests.command_line import Command
 from tests.engines.trl.kills import KILLED_RUN
-from tests.forked import run_module, try_ranks
+from tests.forked import run_module
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -45,13 +45,17 @@ def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     ],
 )  # fmt: skip
 def test_errors_are_one_line(
-    error: CotuneError, status: int, text: str, monkeypatch: pytest.MonkeyPatch, command: Command
+    error: CotuneError,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    run_command: Command,
 ) -> None:
     monkeypatch.setattr(cli, "app", mock.Mock(side_effect=error))
-    assert command() == (status, "", f"cotune: {text}\n")
+    assert run_command() == (status, "", f"cotune: {text}\n")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert command() == (status, "", f"cotune (rank 1): {text}\n")
+    assert run_command() == (status, "", f"cotune (rank 1): {text}\n")
 
 
 def test_the_version_is_printed() -> None:
@@ -181,32 +185,3 @@ def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
         s.startswith("tiny: inspo on geo, seed 0; proposals by offline rules") for s in lines
     )
     assert (policy, report) == (f"best policy: {out / 'best'}", f"report: {out / 'report.html'}")
-
-
-@pytest.mark.slow
-def test_two_processes_make_one_run(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    file = run_file(tmp_path)
-
-    ranks = try_ranks("cotune", "train", file)
-    assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
-    assert [rank.stdout.count("step 3/3") for rank in ranks] == [1, 0]
-    run = RunDir.open(out)
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
-    born = [row["id"] for row in run.read_instructions()]
-    assert len(born) == len(set(born)) > 2
-    totals = run.totals()
-    assert totals.rollouts["train"] == 3 * 4 * 2
-    # One round at most, of two questions for each candidate and the parent.
-    assert totals.rollouts["verify"] in range(4, 15, 2)
-    evaluations = sum(event["kind"] == "evaluated" for event in run.read_events())
-    assert totals.rollouts["evaluate"] == 6 * evaluations
-    summary = run.read_summary()
-    assert summary is not None
-    assert summary["arms"]["inspo"]["policy_rollouts"]["train"] == 24
-
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    for rank in try_ranks("cotune", "train", file):
-        assert rank.returncode == 2
-        assert f"output: {out} exists" in rank.stderr
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before

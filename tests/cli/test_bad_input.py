@@ -233,12 +233,12 @@ def test_a_disk_that_fills_while_training(
 
 
 def test_other_failures_keep_their_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     raising(RuntimeError("something else"), monkeypatch)
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     with pytest.raises(RuntimeError, match="something else"):
-        command("train", file)
+        run_command("train", file)
 
 
 def finished_run(folder: Path) -> None:
@@ -401,13 +401,13 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
 
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_a_mistake_that_the_policy_shows_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     words, says = WITH_MODEL[name]
     put_files(tmp_path)
     before = there(tmp_path)
     monkeypatch.chdir(tmp_path)
-    ended = command(*shlex.split(words))
+    ended = run_command(*shlex.split(words))
     table = name.endswith("suite")  # is printed, too
     check(ended.status, "" if table else ended.out, ended.err, says)
     assert there(tmp_path) == before

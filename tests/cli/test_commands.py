@@ -140,6 +140,8 @@ OWN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.json
         # What code of one's own needs nobody knows: a judge's weights, say.
         ({**OWN, "rewards": ["mine:judge"]}, False),
         ({"environment": "mine:World"}, False),
+        ({"strategy": {"kind": "inspo"}}, True),
+        ({"strategy": {"kind": "inspo"}, "llm": "mine.py:Mine"}, False),
     ],
 )
 def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(

@@ -280,23 +280,23 @@ def test_an_llm_of_ones_own_and_a_bank(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_command_s_status_says_whether_something_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     file = str(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    status, said, err = command("doctor", file)
+    status, said, err = run_command("doctor", file)
     assert (status, err) == (0, "")
     found = [line for line in said.splitlines() if not line.endswith(" …")]
     assert all(line.startswith("ok ") for line in found)
     with endpoint(str) as url:
         llm = f"llm={{kind: openai, model: m, base_url: '{url}', api_key_env: COTUNE_TEST_KEY}}"
-        status, said, err = command("doctor", file, "--set", llm)
+        status, said, err = run_command("doctor", file, "--set", llm)
     assert (status, err) == (0, "")
     assert "COTUNE_TEST_KEY is set" in said
     assert f"numpy {version('numpy')}" in said
     assert "llm: a first call was answered" in said
     monkeypatch.delenv("COTUNE_TEST_KEY")
-    status, said, err = command("doctor", file, "--set", llm)
+    status, said, err = run_command("doctor", file, "--set", llm)
     assert (status, err) == (1, "")
     (line,) = [line for line in said.splitlines() if not re.match("ok |  .* …$", line)]
     assert line.startswith(

@@ -46,7 +46,7 @@ def test_the_files_of_all_sections_are_found() -> None:
     ],
 )
 def test_code_from_elsewhere_is_not_imported_unasked(
-    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
     code = tmp_path / "elsewhere" / "evil.py"
     code.parent.mkdir()
@@ -56,7 +56,7 @@ def test_code_from_elsewhere_is_not_imported_unasked(
     monkeypatch.chdir(mine)
     run = run_of(tmp_path / "run", code, name)
     for added in ([], ["--trust"]):
-        status, _, error = command(verb, run.path, *added)
+        status, _, error = run_command(verb, run.path, *added)
         assert status == 2
         # With --trust the next thing that is wrong is said: the file lacks the name, or the run is not finished.
         assert ("look at it, then add --trust" in error) == (not added)

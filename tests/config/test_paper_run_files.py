@@ -86,12 +86,6 @@ def test_questions_are_three_numbers(given: str) -> None:
         plan(FOLDER / "p2o-deepmath-qwen3-4b-verl.yaml", Console(), (), 1, given)
 
 
-def test_missing_data_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no file data/"):
-        plan(FOLDER / "inspo-qwen2.5-3b-trl.yaml", Console())
-
-
 VERL = Layout(8, shards=8, share=0.6, dtype="float32", whole_logits=True)
 BARE = replace(VERL, share=0.5)  # without the file's engine_args
 INSPO_TRL, INSPO_VERL, P2O = "inspo-qwen2.5-3b-trl", "inspo-qwen2.5-7b-verl", MATH[0]

@@ -1,4 +1,4 @@
-"""docs/reference/run-folder.md and metrics.md agree with the code, and with a real run."""
+"""docs/reference/run-folder.md and metrics.md agree with the code, and with a real run, whose best/ serves."""
 
 import ast
 import io
@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from cotune.cli.train import train
+from cotune.config.run_file import load_config, parse_config
+from cotune.experiments.evaluate.evaluation import evaluate_run
+from cotune.experiments.evaluate.questions import EvaluationOptions
+from cotune.policy.local_policy import load_codec
 from cotune.run.costs import CostRow
 from cotune.run.events import EVENTS
 from cotune.run.run_dir import RunDir, open_run
+from tests.export.test_complete import check_renders_as_evaluated, tokenizer_of
 from tests.policy.tiny import small_policy
-from tests.run_files import tiny, write
+from tests.run_files import environment_of, tiny, write
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "run-folder.md").read_text(encoding="utf-8")
@@ -212,3 +218,29 @@ def test_the_other_files_of_a_run_are_documented(run: RunDir) -> None:
         assert key in named or any(
             key.endswith(s) and key.removesuffix(s) in named for s in suffixes
         ), key
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_folder_that_serves(run: RunDir, tmp_path: Path) -> None:
+    """What loads it as a policy does so without the instruction in it."""
+    best, config = run.best_path, load_config(run.config_path)
+    assert {
+        "README.md", "best.json", "chat_template.jinja", "config.json", "generation_config.json",
+        "instruction.txt", "model.safetensors", "serving.json", "tokenizer.json",
+        "tokenizer_config.json",
+    } == {path.name for path in best.iterdir()} - {"hint.txt"}  # fmt: skip
+    check_renders_as_evaluated(run, config, environment_of(config), tokenizer_of("bundled:geo"))
+    (arm,) = (run.read_summary() or {})["arms"].values()
+    assert f"| all 6 | {arm['em']:.3f} |" in (best / "README.md").read_text(encoding="utf-8")
+
+    # Of rollouts under the best instruction: it would stand there twice.
+    (result,) = evaluate_run(config, run, EvaluationOptions()).sets
+    greedy = result.figures[0]
+    assert (greedy.statistic, greedy.mean) == ("greedy", arm["em"])
+    rows = run.read_trajectories(config.training.steps + 1, "evaluate_after")
+    text: Any = AutoTokenizer.from_pretrained(best).decode(rows[0]["prompt_ids"])
+    assert text.count(arm["best_instruction"]) == 1
+
+    next_run = tiny(tmp_path / "next", {"policy": {"path": str(best)}})
+    tokenizer = load_codec(parse_config(next_run, "the test").policy).tokenizer
+    assert tokenizer.chat_template == tokenizer_of("bundled:geo").chat_template

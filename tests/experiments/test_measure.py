@@ -53,10 +53,10 @@ def figures_in(output: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["policy"], row["figure"]): row for row in rows}
 
 
-def test_drift_and_other_words(run: RunConfig, tmp_path: Path, command: Command) -> None:
+def test_drift_and_other_words(run: RunConfig, tmp_path: Path, run_command: Command) -> None:
     bank = tmp_path / "others.txt"
     bank.write_text(f"{PLAIN}\n---\n{BOXED}\n---\nSay <b>nothing</b>.")
-    ended = command("measure", run.output, "--reworded", bank, "--output", tmp_path / "out")
+    ended = run_command("measure", run.output, "--reworded", bank, "--output", tmp_path / "out")
     assert ended.status == 0, ended.err
     assert "KL per" in ended.out
     figures = figures_in(tmp_path / "out")
@@ -101,7 +101,7 @@ def trained(config: RunConfig, words: tuple[str, ...]) -> int:
     return 0
 
 
-def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, command: Command) -> None:
+def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: Command) -> None:
     processes = start(trained)
     first = {"environment": {"seed": 1}, "training": {"steps": 2}, "instruction": None}
     second = {"environment": {"seed": 2}, "training": {"steps": 5}, "strategy": {"kind": "static"}}
@@ -109,7 +109,7 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, command: Comma
     for name, fields in (("first", first), ("second", second)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(fields))
         words += ["--then", tmp_path / f"{name}.yaml"]
-    assert command("measure", *words, "--output", tmp_path / "out").status == 0
+    assert run_command("measure", *words, "--output", tmp_path / "out").status == 0
     figures = figures_in(tmp_path / "out")
     folder = tmp_path / "out/inspo/seed-0"
 
@@ -152,13 +152,13 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, command: Comma
 
 
 def test_a_next_task_that_fails_leaves_the_rest(
-    run: RunConfig, tmp_path: Path, start: Start, command: Command
+    run: RunConfig, tmp_path: Path, start: Start, run_command: Command
 ) -> None:
     start(lambda *_: 1)
     task = tmp_path / "next.yaml"
     task.write_text("training: {steps: 2}")
     words = (run.output, "--limit", 1, "--then", task, "--output", tmp_path / "out")
-    ended = command("measure", *words)
+    ended = run_command("measure", *words)
     assert ended.status == 1
     assert ("best", "Score, best instr.") in figures_in(tmp_path / "out")
     assert "INSPO, seed 0, best: stage next, status 1: ValueError" in ended.err

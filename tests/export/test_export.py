@@ -185,12 +185,12 @@ def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "moved"}
 
 
-def test_the_command_says_where(tmp_path: Path, command: Command) -> None:
+def test_the_command_says_where(tmp_path: Path, run_command: Command) -> None:
     run, _ = whole(tmp_path)
     target = tmp_path / "out"
-    written = command("export", run.path, "--output", target)
+    written = run_command("export", run.path, "--output", target)
     assert (written.status, written.out.strip()) == (0, f"wrote {target}")
-    again = command("export", run.path, "--output", target)
+    again = run_command("export", run.path, "--output", target)
     assert again.status == 2
     assert "exists and is not an empty folder" in again.err.splitlines()[-1]
 

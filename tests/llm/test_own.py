@@ -1,14 +1,10 @@
 """An LLM that the user brings."""
 
 import json
-import os
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from cotune.config.library_settings import quiet_libraries
-from cotune.config.run_file import parse_config
 from cotune.errors import BudgetError, ConfigError
 from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm, read_bank
 from cotune.methods.fst import instruction_prompt
@@ -16,7 +12,6 @@ from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
 from cotune.run.record import CachedLLM, Record
 from tests.helpers import paraphrase_prompt
-from tests.run_files import tiny
 
 CODE = """
 class Mine:
@@ -71,17 +66,6 @@ def test_what_may_be_a_key_is_not_shown(given: str) -> None:
     with pytest.raises(ValueError, match=r"package\.module:name") as caught:
         OwnLLMOptions(object=given)
     assert given not in str(caught.value)
-
-
-@pytest.mark.parametrize(("llm", "offline"), [
-    (None, "1"), ("mine.py:Mine", None)
-])  # fmt: skip
-def test_its_code_may_use_the_hub(tmp_path: Path, llm: object, offline: str | None) -> None:
-    config = parse_config(tiny(tmp_path / "out", {"llm": llm}), "test")
-    with mock.patch.dict(os.environ):
-        os.environ.pop("HF_HUB_OFFLINE", None)
-        quiet_libraries(config)
-        assert os.environ.get("HF_HUB_OFFLINE") == offline
 
 
 EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]

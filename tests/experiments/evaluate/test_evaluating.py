@@ -49,11 +49,11 @@ Evaluate = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def evaluate(command: Command) -> Evaluate:
+def evaluate(run_command: Command) -> Evaluate:
     """The JSON that the command prints, and nothing else."""
 
     def printed(config: RunConfig, *arguments: object) -> dict[str, Any]:
-        ended = command("evaluate", config.output, "--json", *arguments)
+        ended = run_command("evaluate", config.output, "--json", *arguments)
         assert ended.status == 0, ended.err
         return json.loads(ended.out)
 
@@ -195,8 +195,8 @@ def test_words_in_a_box_are_compared_as_words(
     assert (exact["title"], exact["mean"]) == ("exact match", 1.0)
 
 
-def test_tables(geo: RunConfig, command: Command) -> None:
-    ended = command("evaluate", geo.output, "--samples", 2, "--limit", 3, *SHORT)
+def test_tables(geo: RunConfig, run_command: Command) -> None:
+    ended = run_command("evaluate", geo.output, "--samples", 2, "--limit", 3, *SHORT)
     lines = [line.strip() for line in ended.out.splitlines()]
     assert lines[:3] == [
         "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"

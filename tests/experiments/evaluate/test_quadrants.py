@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed as on_screen
 from tests.helpers import make_trajectory
+from tests.policy.tiny import small_policy
 
 
 def test_scores_and_gains_by_hand() -> None:
@@ -116,18 +117,21 @@ def test_quadrants_that_coincide_are_shown_once() -> None:
     assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
 
 
-SHORT = {**GEO, "limits": {"turns": 2, "turn_tokens": 24}}
+def short(**changes: Any) -> dict[str, Any]:
+    """Short rollouts of a small policy, where no reward is looked for."""
+    small = {"policy": {"path": small_policy()}, "limits": {"turns": 2, "turn_tokens": 24}}
+    return {**GEO, **small, **changes}
 
 
 Measure = Callable[..., tuple[Quadrants, str]]
 
 
 @pytest.fixture
-def measure(command: Command) -> Measure:
+def measure(run_command: Command) -> Measure:
     """The quadrants that a run's folder holds after the command, and what it printed."""
 
     def measured(config: RunConfig, *options: object) -> tuple[Quadrants, str]:
-        ended = command("evaluate", config.output, "--quadrants", *options)
+        ended = run_command("evaluate", config.output, "--quadrants", *options)
         quadrants = read_quadrants(config.output)
         assert (ended.status, quadrants is None) == (0, False), ended.err
         return cast(Quadrants, quadrants), ended.out
@@ -138,7 +142,7 @@ def measure(command: Command) -> Measure:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """The weights are a little off those it began with."""
-    config = finished(tmp_path_factory.mktemp("quadrants") / "run", SHORT, BETTER)
+    config = finished(tmp_path_factory.mktemp("quadrants") / "run", short(), BETTER)
     model = AutoModelForCausalLM.from_pretrained(config.output / "best")
     torch.manual_seed(0)
     with torch.no_grad():
@@ -147,7 +151,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def test_a_run_from_the_command_line(run: RunConfig, measure: Measure, command: Command) -> None:
+def test_a_run_from_the_command_line(
+    run: RunConfig, measure: Measure, run_command: Command
+) -> None:
     arguments = ("--set", "environment.test=3", "--samples", 2)
     found, out = measure(run, *arguments)
     assert (found.initial, found.best, found.samples) == (SEARCH, BETTER, 2)
@@ -160,7 +166,7 @@ def test_a_run_from_the_command_line(run: RunConfig, measure: Measure, command: 
     assert kept == found
     assert "not kept, since --limit leaves questions out" in out
     # The same rollouts as without --quadrants.
-    (columns,) = json.loads(command("evaluate", run.output, *arguments, "--json").out)["sets"]
+    (columns,) = json.loads(run_command("evaluate", run.output, *arguments, "--json").out)["sets"]
     rewards = [figure for figure in columns["figures"] if figure["metric"] == "reward"]
     means = {(f["column"], f["statistic"]): f["mean"] for f in rewards}
     for column, name in (("best", "trained_prompted"), ("initial", "trained_plain")):
@@ -177,9 +183,13 @@ def test_a_run_from_the_command_line(run: RunConfig, measure: Measure, command: 
 def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
     tmp_path: Path, measure: Measure
 ) -> None:
-    changes = {**LADDER, "environment": {**LADDER["environment"], "test": 3}}
+    changes = {
+        "policy": {"path": small_policy("bundled:ladder")},
+        "environment": {**LADDER["environment"], "test": 3},
+        "limits": {"turns": 1, "turn_tokens": 16},
+    }
     best = "Add in order. Put the final answer in \\boxed{}."
-    config = finished(tmp_path / "run", changes, best)
+    config = finished(tmp_path / "run", LADDER | changes, best)
     without, _ = measure(config, "--samples", 1)
     record = Record.open(config.output)
     tasks = run_environment(config).tasks("test")
@@ -197,15 +207,14 @@ def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
     for name, rewards in without.rewards.items():
         assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
     # With other settings they are not the same rollouts.
-    other, _ = measure(config, "--samples", 1, "--set", "limits.turn_tokens=95")
+    other, _ = measure(config, "--samples", 1, "--set", "limits.turn_tokens=15")
     assert other.rollouts == without.rollouts
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(
     tmp_path: Path, measure: Measure
 ) -> None:
-    frozen = {**SHORT, "training": {"frozen": True}}
-    config = finished(tmp_path / "run", frozen, SEARCH)
+    config = finished(tmp_path / "run", short(training={"frozen": True}), SEARCH)
     found, out = measure(config, "--set", "environment.test=2", "--samples", 1, "--json")
     assert json.loads(out)["kind"] == "quadrants"
     assert (found.rollouts, found.trained, found.divergences) == (2 * 2, False, {})
@@ -216,10 +225,8 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     run: RunConfig, tmp_path: Path, measure: Measure
 ) -> None:
     """A frozen search for an instruction, on top of a policy that was trained before."""
-    changes = {
-        **SHORT, "instruction": BETTER, "policy": {"path": str(run.output / "best")},
-        "training": {"frozen": True},
-    }  # fmt: skip
+    before = {"path": str(run.output / "best")}
+    changes = short(instruction=BETTER, policy=before, training={"frozen": True})
     later = finished(tmp_path / "later", changes, BETTER)
     arguments = ("--set", "environment.test=2", "--samples", 1)
     found, _ = measure(later, "--since", run.output, *arguments)
