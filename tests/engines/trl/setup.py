@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
@@ -186,6 +187,13 @@ class Run:
     @property
     def strategy(self) -> Any:
         return self.joint.parts.strategy
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The policy's parameters as they are now, by name."""
+        model = self.trainer.model
+        assert isinstance(model, torch.nn.Module)
+        return {name: parameter.data for name, parameter in model.named_parameters()}
 
     def logged(self, name: str) -> list[float]:
         """The values of a metric in TRL's history, of training steps."""

@@ -35,7 +35,7 @@ def mark(run: Run, value: float) -> None:
 
 
 def parameter(run: Run) -> Any:
-    return next(run.trainer.model.parameters()).data  # type: ignore[union-attr]
+    return next(iter(run.weights.values()))
 
 
 def kept(run: Run, best: TRLBest) -> tuple[float, int, str, float]:

@@ -39,25 +39,19 @@ def lora_run(folder: Path, **changes: Any) -> Run:
     return start(folder, **given)
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
-    model: Any = run.trainer.model
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def disturb(run: Run, std: float = 0.3) -> None:
     """Gives the adapter, which begins as zero, an effect."""
     torch.manual_seed(9)
-    model: Any = run.trainer.model
-    for name, parameter in model.named_parameters():
+    for name, weight in run.weights.items():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter.data, std=std)
+            torch.nn.init.normal_(weight, std=std)
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
     run = lora_run(tmp_path)
-    before = weights(run)
+    before = {name: weight.clone() for name, weight in run.weights.items()}
     run.trainer.train()
-    changed = {name for name, w in weights(run).items() if not torch.equal(w, before[name])}
+    changed = {name for name, w in run.weights.items() if not torch.equal(w, before[name])}
     assert changed == {name for name in before if ".lora_" in name}
     assert len(changed) == 2 * 7
     assert all(norm > 0 for norm in run.logged("grad_norm"))

@@ -97,9 +97,7 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
 
 def fingerprint(run: Run) -> list[float]:
     """The policy's weights, in a number a tensor."""
-    model = run.trainer.model
-    assert isinstance(model, torch.nn.Module)
-    return [p.detach().double().sum().item() for p in model.parameters()]
+    return [weight.double().sum().item() for weight in run.weights.values()]
 
 
 def fail(folder: Path, rank: int) -> dict[str, str]:

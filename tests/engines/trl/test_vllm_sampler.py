@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import random
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,12 @@ import pytest
 import trl.generation.vllm_generation as vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
-from cotune.engines.trl.vllm_sampler import SharedSession
 from cotune.errors import EngineError
-from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Sample, SampleRequest, Sampling
-from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams, install
+from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams
 from tests.engines.trl.setup import Run
-from tests.engines.trl.vllm_setup import cached, no_traces, sampler, vllm_run
-from tests.policy.tiny import Letters, tiny_tokenizer
-
-STOP = Letters.stop
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    with no_traces():
-        yield install(tiny_tokenizer(), monkeypatch.setattr)
+from tests.engines.trl.vllm_setup import cached, sampler, shared_session, vllm_run
+from tests.policy.tiny import Letters
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,7 @@ def requests(run: Run, *limits: int) -> list[SampleRequest]:
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-@pytest.mark.parametrize("stop", [(), STOP])
+@pytest.mark.parametrize("stop", [(), Letters.stop])
 def test_every_row_keeps_its_own_limit(
     mode: str, stop: tuple[str, ...], tmp_path: Path, engine: Engine
 ) -> None:
@@ -91,7 +80,7 @@ def test_what_the_engine_wrote_past_the_end_of_a_turn_is_cut_off(
 ) -> None:
     engine.runs_on = 2
     run = vllm_run(tmp_path)
-    sampling, asked = Sampling(temperature=0.0, stop=STOP), requests(run, *[30] * 6)
+    sampling, asked = Sampling(temperature=0.0, stop=Letters.stop), requests(run, *[30] * 6)
     session, other = sampler(run).open(sampling), cached(run).open(sampling)
     found, expected = session.generate(asked), other.generate(asked)
     session.close()
@@ -136,19 +125,13 @@ def test_a_row_near_the_end_of_the_context_asks_for_no_more_than_fits(
     other.close()
 
 
-def shared(run: Run) -> SharedSession:
-    """As ranks that share an engine sample."""
-    generation = run.trainer.vllm_generation
-    return SharedSession(generation, run.joint.codec, Sampling(0.0), SingleProcess(), None)
-
-
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_rows_that_come_late_or_are_dropped_change_no_other(
     mode: str, tmp_path: Path, engine: Engine
 ) -> None:
     run = vllm_run(tmp_path, mode=mode)
     rows = requests(run, *[20] * 6)
-    session: Any = sampler(run).open(Sampling(seed=4, stop=STOP))
+    session: Any = sampler(run).open(Sampling(seed=4, stop=Letters.stop))
     expected = session.generate(rows)
     assert len(set(expected)) == 6
 
@@ -173,12 +156,12 @@ def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engin
     kept = {"seed": 3}
     run.trainer.vllm_generation.generation_kwargs = kept
     engine.fails_at = 0
-    session = shared(run)
+    session = shared_session(run)
     with pytest.raises(Exception, match="the engine died"):
         session.generate(requests(run, 5))
     assert run.trainer.vllm_generation.generation_kwargs is kept
     session.close()
-    session = shared(run)
+    session = shared_session(run)
     assert session.generate(requests(run, 5))[0].ids
     assert run.trainer.vllm_generation.generation_kwargs is kept
 
@@ -188,6 +171,6 @@ def test_vllm_without_log_probabilities_is_an_error(
 ) -> None:
     run = vllm_run(tmp_path)
     monkeypatch.setattr(vllm_generation, "extract_logprobs", lambda outputs: (None, None))
-    for session in (sampler(run).open(Sampling(temperature=0.0)), shared(run)):
+    for session in (sampler(run).open(Sampling(temperature=0.0)), shared_session(run)):
         with pytest.raises(EngineError, match="vLLM returned no log-probabilities"):
             session.generate(requests(run, 5))

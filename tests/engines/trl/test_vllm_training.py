@@ -1,7 +1,6 @@
 """Whole trainings through vLLM: which weights it has, and what TRL makes of its log-probabilities."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,23 +30,15 @@ from tests.engines.trl.vllm_setup import (
     no_traces,
     same_rollouts,
     vllm_run,
-    weights,
 )
 from tests.policy.tiny import ApartLetters, Letters, small_policy, tiny_tokenizer
 from tests.run_files import tiny
 
-STOP = Letters.stop
 WANTED = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
-    "top_k": 0, "min_p": 0.0, "stop": list(STOP), "include_stop_str_in_output": True,
+    "top_k": 0, "min_p": 0.0, "stop": list(Letters.stop), "include_stop_str_in_output": True,
     "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0,
 }  # fmt: skip
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    with no_traces():
-        yield install(tiny_tokenizer(), monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -58,7 +49,7 @@ def test_a_training_through_vllm(mode: str, tmp_path: Path, engine: Engine) -> N
     assert len({t.completion_ids for t in everyone[:3]}) > 1  # group-mates draw differently
     assert {StopReason.ANSWERED, StopReason.TURN_LIMIT} <= {t.stop for t in everyone}
     turns = [turn for t in everyone for turn in t.turns]
-    assert any(turn.text.endswith(STOP) for turn in turns)
+    assert any(turn.text.endswith(Letters.stop) for turn in turns)
     for params, _ in engine.calls:
         assert {name: getattr(params, name) for name in WANTED} == WANTED
         assert params.stop_token_ids == [run.joint.codec.eos_id]
@@ -89,8 +80,8 @@ def test_episodes_that_do_not_wait_resumed_in_flight_are_those_that_wait(
     apart = [*broken.trajectories[:1], *resumed.trajectories]
     for batch, expected in zip(apart, waiting.trajectories, strict=True):
         same_rollouts(batch, expected)
-    for name, tensor in weights(waiting).items():
-        assert torch.equal(weights(resumed)[name], tensor), name
+    for name, tensor in waiting.weights.items():
+        assert torch.equal(resumed.weights[name], tensor), name
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -133,9 +124,9 @@ def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> N
     best.offer(run.joint, scored(0.5), 0)
     run.trainer.train()
     run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
-    trained = {name: tensor.clone() for name, tensor in weights(run).items()}
+    trained = {name: tensor.clone() for name, tensor in run.weights.items()}
     best.restore(run.joint)
-    assert any(not torch.equal(trained[name], tensor) for name, tensor in weights(run).items())
+    assert any(not torch.equal(trained[name], tensor) for name, tensor in run.weights.items())
     after = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     assert_synced(run, engine)
     same_rollouts(after, before)
@@ -179,7 +170,7 @@ def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
     assert any(math.isnan(x) for x in drawn)
     for name in ("loss", "p2o/ratio_mean", "grad_norm"):
         assert all(math.isfinite(float(value)) for value in run.logged(name))
-    assert all(bool(tensor.isfinite().all()) for tensor in weights(run).values())
+    assert all(bool(tensor.isfinite().all()) for tensor in run.weights.values())
 
 
 @pytest.mark.parametrize(

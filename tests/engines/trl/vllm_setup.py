@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cotune.engines.trl.vllm_sampler import VLLMSampler
+from cotune.engines.trl.vllm_sampler import SharedSession, VLLMSampler
 from cotune.policy.sampling import CachedSampler
 from cotune.rollout.coordinator import SingleProcess
-from cotune.types import Trajectory
+from cotune.types import Sampling, Trajectory
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import Run, start
 
@@ -39,19 +39,20 @@ def sampler(run: Run, context_tokens: int | None = 512) -> VLLMSampler:
     return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), context_tokens)
 
 
+def shared_session(run: Run) -> SharedSession:
+    """As ranks that share an engine sample."""
+    generation = run.trainer.vllm_generation
+    return SharedSession(generation, run.joint.codec, Sampling(0.0), SingleProcess(), None)
+
+
 def cached(run: Run) -> CachedSampler:
     """What samples without vLLM, on the trainer's weights."""
     return CachedSampler(run.joint.policy, run.joint.codec, 0)
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
-    assert isinstance(run.trainer.model, torch.nn.Module)
-    return {name: p.data for name, p in run.trainer.model.named_parameters()}
-
-
 def assert_synced(run: Run, engine: Engine) -> None:
     held = dict(engine.model.named_parameters())
-    for name, tensor in weights(run).items():
+    for name, tensor in run.weights.items():
         assert torch.equal(held[name], tensor), name
 
 
