@@ -44,7 +44,8 @@ def read(name: str, path: Path) -> Any:
     return read_benchmark(BENCHMARKS[name], path)
 
 
-def test_search_r1_parquet_with_several_data_sets(tmp_path: Path) -> None:
+def test_search_r1_parquet(tmp_path: Path) -> None:
+    # With several data sets.
     rows = [
         search_r1("nq", 0, "who wrote it?", ["Ann", "Ann B."]),
         search_r1("popqa", 0, "Where is it?", ["Rome", " "]),
@@ -59,9 +60,7 @@ def test_search_r1_parquet_with_several_data_sets(tmp_path: Path) -> None:
     assert len({t.id for t in tasks if t.id.startswith("nq-")}) == 3  # two rows have the id test_0
     assert tasks[1].columns["reward_model"]["style"] == "rule"
     assert tasks[0].context == ()  # the question, not Search-R1's prompt around it
-
-
-def test_search_r1_parquet_of_one_data_set_and_without_its_shorthands(tmp_path: Path) -> None:
+    # Of one, and without its shorthands.
     rows = [search_r1("hotpotqa", i, f"What is {i}?", [str(i)]) for i in range(2)]
     for row in rows:
         del row["golden_answers"]

@@ -88,7 +88,9 @@ def test_reading_a_file_leaves_no_copy_of_it(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_cells_of_a_csv_are_texts(tmp_path: Path) -> None:
+def test_cells_of_a_csv_are_texts_and_those_of_parquet_are_as_the_hub_stores_them(
+    tmp_path: Path,
+) -> None:
     lines = [
         "question,answer,level",
         "Q?,NA,",
@@ -100,9 +102,7 @@ def test_cells_of_a_csv_are_texts(tmp_path: Path) -> None:
     assert columns["Q?"] == {"question": "Q?", "answer": "NA", "level": None}
     assert columns["R?"] == {"question": "R?", "answer": "007", "level": "1.50"}
     assert len(columns) == 14
-
-
-def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
+    # As the hub stores it.
     features = Features(
         {"question": Value("string"), "tests": Json(), "picture": Image(decode=True)}
     )
@@ -272,7 +272,7 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     assert tasks["train"][0].columns["answer"] == 0.1
 
 
-def test_named_columns_and_columns_that_are_not_to_be_read() -> None:
+def test_columns_that_are_named_nested_or_not_to_be_read() -> None:
     row = {"ask": "Who?", "question": "not this", "gold": "A", "level": "hard", "aliases": ["B"]}
     columns = {"question": "ask", "answers": "gold", "stratum": "level", "context": "question"}
     (task,) = tasks_from([row], columns=columns)["train"]
@@ -281,9 +281,7 @@ def test_named_columns_and_columns_that_are_not_to_be_read() -> None:
     (task,) = tasks_from([row], columns={"answers": None, "id": None})["train"]
     assert (task.answers, task.columns) == ((), row)
     assert task.id.startswith("train-")
-
-
-def test_a_field_below_a_column() -> None:
+    # A field below a column.
     row = {"question": "Who?", "reward_model": {"truth": {"target": ["A", "B"]}}}
     rows = [row, {"question": "Why?", "reward_model": None}]
     tasks = tasks_from(rows, columns={"answers": "reward_model.truth.target"})["train"]
@@ -294,6 +292,9 @@ def test_a_field_below_a_column() -> None:
     ):
         with raises_line(match=message):
             tasks_from(rows, columns={"answers": column})
+    # A column that some rows lack is there for all.
+    tasks = tasks_from([{"question": "a", "hard": True}, {"question": "b"}])["train"]
+    assert [task.columns["hard"] for task in tasks] == [True, None]
 
 
 def test_numbers_of_numpy_and_a_data_set_in_its_own_format() -> None:
@@ -367,15 +368,11 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
         read(file, columns={"question": "text", "answers": "gould"})
 
 
-def test_a_column_that_some_rows_lack_is_there_for_all() -> None:
-    tasks = tasks_from([{"question": "a", "hard": True}, {"question": "b"}])["train"]
-    assert [task.columns["hard"] for task in tasks] == [True, None]
-
-
 # ---- ids
 
 
-def test_equal_questions_are_tasks_of_their_own() -> None:
+def test_ids_do_not_meet(tmp_path: Path) -> None:
+    # Equal questions are tasks of their own.
     rows = [*questions(10), {"question": "What is 3? ", "answer": "another"}]
     tasks = tasks_from(rows)["train"]
     first, second = (t for t in tasks if t.question == "What is 3?")
@@ -388,9 +385,7 @@ def test_equal_questions_are_tasks_of_their_own() -> None:
     # After other messages a question is another one.
     first, second = tasks_from(chats)["train"]
     assert second.id != f"{first.id}-1"
-
-
-def test_ids_of_several_files_do_not_meet(tmp_path: Path) -> None:
+    # Files have prefixes.
     rows = [{"id": i, **row} for i, row in enumerate(questions(10))]
     train = jsonl(tmp_path / "a.jsonl", rows)
     test = jsonl(tmp_path / "b.jsonl", [{**row, "question": f"t {row['id']}"} for row in rows])
@@ -406,7 +401,8 @@ def ids(tasks: Sequence[Task]) -> set[str]:
     return {task.question for task in tasks}
 
 
-def test_what_is_held_out_depends_on_no_order(tmp_path: Path) -> None:
+def test_what_is_held_out_depends_on_the_questions_alone(tmp_path: Path) -> None:
+    # Not on their order.
     rows = questions(400)
     before = read(jsonl(tmp_path / "a.jsonl", rows), validation=20, test=40)
     random.Random(0).shuffle(rows)
@@ -416,18 +412,14 @@ def test_what_is_held_out_depends_on_no_order(tmp_path: Path) -> None:
     assert [t.question for t in after["train"]] == [
         row["question"] for row in rows if row["question"] in ids(after["train"])
     ]
-
-
-def test_what_is_held_out_changes_little_with_more_rows(tmp_path: Path) -> None:
+    # It changes little with more rows.
     before = read(jsonl(tmp_path / "a.jsonl", questions(400)), test=40, validation=20)
     after = read(jsonl(tmp_path / "b.jsonl", questions(440)), test=40, validation=20)
     for split in ("test", "validation"):
         assert len(ids(after[split]) & ids(before[split])) >= 0.8 * len(before[split])
         # Nothing that was trained on is held out now.
         assert not ids(after[split]) & ids(before["train"])
-
-
-def test_how_much_of_one_is_held_out_does_not_change_the_other(tmp_path: Path) -> None:
+    # How much of one split is held out does not change the other.
     file = jsonl(tmp_path / "a.jsonl", questions(100))
     few = read(file, test=10, validation=1)
     many = read(file, test=10, validation=10)

@@ -34,9 +34,7 @@ def test_rows_of_every_kind_are_the_same() -> None:
     stream = dataset.to_iterable_dataset()
     assert read_rows(stream, "train_dataset", rows_needed=3) == CHATS[:3]
     assert read_rows(stream, "train_dataset", rows_needed=9) == CHATS
-
-
-def test_a_set_format_reaches_the_reward_functions() -> None:
+    # A set format reaches the reward functions.
     dataset = Dataset.from_list([{**row, "numbers": [1, 2]} for row in CHATS])
     for kind in ("torch", "numpy"):
         rows = read_rows(dataset.with_format(kind), "train_dataset")
@@ -44,9 +42,7 @@ def test_a_set_format_reaches_the_reward_functions() -> None:
         assert (rows[0]["numbers"].flatten() + 1).tolist() == [2, 3]
         again = tasks_of(read_rows(dataset.with_format(kind), "train_dataset"), "train", S)
         assert again[0].id == tasks_of(rows, "train", S)[0].id
-
-
-def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
+    # Rows need no prompt if an environment makes it.
     rows = read_rows([{"level": 3}], "train_dataset", needs_prompt=False)
     (task,) = tasks_of(rows, "train", "")
     assert (task.question, task.chat, dict(task.columns)) == ("", True, {"level": 3})
@@ -80,8 +76,7 @@ def test_every_row_is_a_task_with_all_its_columns() -> None:
     assert {task.question for task in tasks} == {"What is 0+1?"}
     assert all(task.chat for task in tasks)
 
-
-def test_an_id_does_not_depend_on_the_process() -> None:
+    # An id does not depend on the process.
     class Game:
         pass
 

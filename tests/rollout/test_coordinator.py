@@ -28,7 +28,6 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
-from cotune.utils.progress import listening
 from tests.helpers import make_tasks, make_trajectory, one_step
 from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from tests.thread_ranks import ThreadRank, Threads
@@ -194,19 +193,6 @@ def test_rows_per_call_changes_no_row_and_no_seed() -> None:
         assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
 
 
-def test_rollouts_report_how_many_are_finished() -> None:
-    coordinator = make(settings=RolloutSettings(rows_per_call=3))
-    found: list[tuple[str, int, int]] = []
-    with listening(lambda *report: found.append(report)):
-        coordinator.evaluate(TASKS)
-    assert {what for what, _, _ in found} == {"evaluate"}
-    done = [count for _, count, _ in found]
-    assert (done[0], done[-1], done) == (0, 4, sorted(done))
-    assert {total for _, _, total in found} == {4}
-    coordinator.evaluate(TASKS)
-    assert len(done) == len(found)
-
-
 def test_limits_and_context_reach_the_episodes() -> None:
     limits = Limits(turn_tokens=2)
     coordinator = make(settings=RolloutSettings(limits))
@@ -248,8 +234,7 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has no 'pool', which Older needs: .*start a new run"):
         make(strategy=Older("say ")).load_state_dict(state)
 
-
-def test_an_llm_with_a_state_is_saved_with_the_run() -> None:
+    # An LLM with a state is saved with the run.
     class Counting(ScriptedLLM):
         def state_dict(self) -> State:
             return {"asked": len(self.prompts)}

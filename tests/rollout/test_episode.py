@@ -93,18 +93,25 @@ def test_a_completion_is_what_was_emitted_and_what_was_observed_token_by_token()
     assert (got.stop, got.reward, got.answer) == (StopReason.ANSWERED, 18.0, "end answer")
 
 
-def test_an_eos_of_the_policys_own_is_trained_on_and_not_doubled() -> None:
+def test_turns_that_are_empty_or_closed_or_cut() -> None:
+    # An EOS of the policy's own is trained on and not doubled.
     got = run([[*CODEC.encode("end answer"), EOS]])
     assert got.completion_ids.count(EOS) == 1
     assert got.mask == (1,) * 11
     assert got.turns[0].text == "end answer"
-
-
-def test_an_empty_turn_is_a_turn() -> None:
     got = run([[], [EOS], "end answer"])
     assert [turn.text for turn in got.turns] == ["", "", "end answer"]
     assert got.turns[0].error == "not understood"
     assert sum(got.mask) == 1 + len("end answer")
+    # Limits of a turn and of an observation are separate.
+    got = run(["say abcdefgh", "end answer"], Limits(turn_tokens=8, observation_tokens=3))
+    assert got.turns[0] == Turn("say abcd", "abc", "say")
+    assert got.turns[1].text == "end answ"
+    # An observation is cut to the room that is left.
+    got = run(["say 4567"], Limits(trajectory_tokens=10))
+    assert shown(got, 1) == "say 4567"
+    assert got.turns[0].observation == "4"
+    assert len(got.completion_ids) == 10
 
 
 def test_the_policy_sees_prompt_and_completion_so_far_as_they_were() -> None:
@@ -115,12 +122,6 @@ def test_the_policy_sees_prompt_and_completion_so_far_as_they_were() -> None:
     contexts = [CODEC.decode(requests[0].context_ids) for requests in sampler.requests]
     assert contexts == ["hint do q?", "hint do q?say abcabc"]
     assert environment.actions[1].turns == (Turn("say abc", "abc", "say"),)
-
-
-def test_limits_of_a_turn_and_of_an_observation_are_separate() -> None:
-    got = run(["say abcdefgh", "end answer"], Limits(turn_tokens=8, observation_tokens=3))
-    assert got.turns[0] == Turn("say abcd", "abc", "say")
-    assert got.turns[1].text == "end answ"
 
 
 @pytest.mark.parametrize(
@@ -150,29 +151,6 @@ def test_why_an_episode_ends(replies: list[Reply], limits: Limits, stop: StopRea
     assert got.stop == stop
     assert len(got.completion_ids) <= limits.trajectory_tokens
     assert got.completion_ids[-1] == EOS
-
-
-def test_a_huge_observation_is_not_encoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-
-    class Counting(CharacterCodec):
-        def encode(self, text: str) -> list[int]:
-            encoded.append(len(text))
-            return super().encode(text)
-
-    monkeypatch.setattr(Echo, "_one", lambda self, text: Response("x" * 10**6, action="say"))
-    episodes = new_episodes([PLAIN], Echo(), Counting(), Limits(turns=1, observation_tokens=3))
-    session = ScriptedSampler(CODEC, ["say a"]).open(Sampling())
-    (got,) = run_episodes(episodes, Echo(), session)
-    assert got.turns[0].observation == "xxx"
-    assert max(encoded) == 3 * 256
-
-
-def test_an_observation_is_cut_to_the_room_that_is_left() -> None:
-    got = run(["say 4567"], Limits(trajectory_tokens=10))
-    assert shown(got, 1) == "say 4567"
-    assert got.turns[0].observation == "4"
-    assert len(got.completion_ids) == 10
 
 
 @pytest.mark.parametrize(("assignment", "prompt"), [(PLAIN, 5), (HINTED, 10)])
@@ -231,18 +209,33 @@ def test_episodes_that_are_over_leave_the_batch_and_keep_their_places() -> None:
     assert [t.turns[0].observation for t in got] == ["10", "", "12"]
 
 
-def test_equal_prompts_are_rendered_once() -> None:
+def test_nothing_is_rendered_twice_or_encoded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Equal prompts are rendered once.
     calls: list[str] = []
 
-    class Counting(CharacterCodec):
+    class Rendering(CharacterCodec):
         def render(
             self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
         ) -> list[int]:
             calls.append(messages[0]["content"])
             return super().render(messages)
 
-    new_episodes([PLAIN, PLAIN, HINTED], Echo(), Counting(), Limits())
+    new_episodes([PLAIN, PLAIN, HINTED], Echo(), Rendering(), Limits())
     assert calls == ["do q?", "hint do q?"]
+    # A huge observation is not encoded whole.
+    encoded: list[int] = []
+
+    class Counting(CharacterCodec):
+        def encode(self, text: str) -> list[int]:
+            encoded.append(len(text))
+            return super().encode(text)
+
+    monkeypatch.setattr(Echo, "_one", lambda self, text: Response("x" * 10**6, action="say"))
+    episodes = new_episodes([PLAIN], Echo(), Counting(), Limits(turns=1, observation_tokens=3))
+    session = ScriptedSampler(CODEC, ["say a"]).open(Sampling())
+    (got,) = run_episodes(episodes, Echo(), session)
+    assert got.turns[0].observation == "xxx"
+    assert max(encoded) == 3 * 256
 
 
 turn = st.one_of(
@@ -310,12 +303,26 @@ def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any,
             score_all([done], environment)
 
 
-def test_an_answer_may_be_a_number() -> None:
+def test_what_a_script_may_return_and_do() -> None:
+    # An answer may be a number.
     class Numbers(Echo):
         def score(self, trajectory: Trajectory) -> Any:
             return 1.0, 7
 
     assert score_all([run(["end answer."])], Numbers())[0].answer == "7"
+
+    # An environment cannot end the process.
+    class Exits(Echo):
+        def respond(self, actions: Sequence[Action]) -> list[Response]:
+            raise SystemExit
+
+        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+            raise SystemExit(3)
+
+    with pytest.raises(ConfigError, match=r"Exits.respond raised SystemExit\(\); catch it there"):
+        responses(Exits(), [])
+    with pytest.raises(ConfigError, match=r"Exits.score raised SystemExit\(3\)"):
+        score_all([run(["end answer."])], Exits())
 
 
 @pytest.mark.parametrize(
@@ -337,17 +344,3 @@ def test_a_response_that_cannot_be_used_names_the_environment(found: Any, said: 
 
     with raises_line(match=f"environment: Broken.respond {said}"):
         responses(Broken(), [Action(TASK, (Turn("x"),), "", False, 0)])
-
-
-def test_an_environment_cannot_end_the_process() -> None:
-    class Exits(Echo):
-        def respond(self, actions: Sequence[Action]) -> list[Response]:
-            raise SystemExit
-
-        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-            raise SystemExit(3)
-
-    with pytest.raises(ConfigError, match=r"Exits.respond raised SystemExit\(\); catch it there"):
-        responses(Exits(), [])
-    with pytest.raises(ConfigError, match=r"Exits.score raised SystemExit\(3\)"):
-        score_all([run(["end answer."])], Exits())

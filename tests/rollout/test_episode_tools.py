@@ -81,20 +81,16 @@ def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() 
     assert own(trajectory) == CODEC.decode(ADD + ANSWER)
     assert observed(trajectory) == "[tool: 7]"
     assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
-
-
-def test_a_reply_that_did_not_fit_is_none_of_its_messages() -> None:
-    (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
-
-    assert [message["role"] for message in turn.messages] == ["assistant"]
-    assert turn.observation == ""
-
-
-def test_a_turn_that_was_not_closed_is_closed_before_the_result() -> None:
+    # A turn that was not closed is closed before the result.
     trajectory = roll_out([ADD[:-1], ANSWER])
 
     assert observed(trajectory) == f"{chr(EOS)}[tool: 7]"
     assert own(trajectory) == CODEC.decode(ADD[:-1] + ANSWER)
+    # A reply that did not fit is none of its messages.
+    (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
+
+    assert [message["role"] for message in turn.messages] == ["assistant"]
+    assert turn.observation == ""
 
 
 def test_the_prompts_with_and_without_a_hint_both_show_the_tools() -> None:

@@ -24,7 +24,8 @@ def test_every_epoch_is_a_permutation_whatever_the_batch(
         assert order.epoch(step) == (step - 1) * questions // count
 
 
-def test_an_epochs_order_depends_on_seed_and_epoch_alone() -> None:
+def test_orders_of_epochs() -> None:
+    # They depend on seed and epoch alone.
     tasks = make_tasks(20)
     late = [TaskOrder(tasks, 4, 0).at(i) for i in range(40, 60)]
     order = TaskOrder(tasks, 4, 0)
@@ -32,9 +33,7 @@ def test_an_epochs_order_depends_on_seed_and_epoch_alone() -> None:
     assert late == epochs[2]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert epochs[0] != [TaskOrder(tasks, 4, 1).at(i) for i in range(20)]
-
-
-def test_the_datas_own_order_comes_back_in_every_epoch_and_is_another_run() -> None:
+    # The data's own order comes back in every epoch, and is another run.
     tasks = make_tasks(5)
     order = TaskOrder(tasks, 2, 0, shuffle=False)
     ids = [task.id for task in tasks]

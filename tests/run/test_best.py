@@ -104,28 +104,25 @@ def keep_best(run: Record, instruction_id: str, text: str) -> None:
     write_atomic(run.best_path / "best.json", json.dumps(best))
 
 
-def test_rows_have_the_last_that_is_known_of_each(run: Record) -> None:
+def test_rows_of_instructions(run: Record) -> None:
+    # They have the last that is known of each.
     first, second, third = instruction_rows(run)
     assert (first.weight, first.observed_rollouts, first.pruned) == (0.25, 20, None)
     assert (second.weight, second.observed_rollouts, second.pruned) == (0.125, 10, 2)
     assert (third.weight, third.score, third.parent_score, third.born) == (0.5, 0.75, 0.5, 2)
     assert [row.parent for row in (first, second, third)] == [None, "i0", "i1"]
     assert [row.best for row in (first, second, third)] == [False, False, True]
-
-
-def test_the_best_is_the_kept_one_before_the_heaviest(run: Record) -> None:
-    assert [row.text for row in instruction_rows(run) if row.best] == ["Do 2."]
-    keep_best(run, "i0", "Do 0.")
-    assert [row.id for row in instruction_rows(run) if row.best] == ["i0"]
-
-
-def test_weights_that_an_evolution_reset_do_not_rank(run: Record) -> None:
+    # Weights that an evolution reset do not rank.
     members = [
         {"id": name, "weight": 0.0, "observed": observed, "observed_rollouts": rollouts}
         for name, observed, rollouts in (("i0", 0.25, 20), ("i2", 0.5, 10), ("i3", None, 5))
     ]
     run.event("population", 3, members=members)
     assert [row.id for row in instruction_rows(run) if row.best] == ["i2"]
+    # The best is the kept one before the heaviest.
+    assert [row.text for row in instruction_rows(run) if row.best] == ["Do 2."]
+    keep_best(run, "i0", "Do 0.")
+    assert [row.id for row in instruction_rows(run) if row.best] == ["i0"]
 
 
 def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) -> None:

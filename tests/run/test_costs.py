@@ -150,15 +150,3 @@ def test_a_kill_loses_nothing(tmp_path: Path) -> None:
         record.check_budget(3.0)
     record.count("train", 8, 80)
     assert len(RunDir.open(path).read_costs()) == 3
-
-
-def test_misuse_is_refused(tmp_path: Path) -> None:
-    record = Record.create(tmp_path / "run", {})
-    with pytest.raises(RuntimeError, match="begin_attempt"):
-        record.count("train", 1, 1)
-    with pytest.raises(RuntimeError, match="begin_attempt"):
-        record.charge("m")
-    assert record.begin_attempt(None) == 1
-    with pytest.raises(ValueError, match="purpose is 'trian'"):
-        record.count("trian", 1, 1)
-    assert record.read_costs() == []

@@ -49,12 +49,15 @@ def of_steps(*steps: dict[str, float]) -> list[str]:
 def test_steps_without_any_gradient_are_pointed_out_once() -> None:
     texts = of_steps(*({"zero_advantage_share": s} for s in (1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0)))
     assert [text.count("nothing to learn") for text in texts] == [0, 0, 0, 0, 0, 1, 1]
-
-
-def test_mini_batches_of_a_step_are_one_line_and_one_step() -> None:
+    # Mini-batches of a step are one line and one step.
     texts = of_steps(*({"step": s, "zero_advantage_share": 1.0} for s in (1, 1, 2, 2, 3)))
     assert [texts[-1].count(f"step {step}/9") for step in (1, 2, 3)] == [1, 1, 1]
     assert ["nothing to learn" in text for text in texts] == [False] * 4 + [True]
+    # A teacher is a gradient, too.
+    metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
+    text = of_steps(*(dict(metrics) for _ in range(5)))[-1]
+    assert "nothing to learn" not in text
+    assert "distillation loss 0.250" in text
 
 
 def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +67,6 @@ def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch: pytest.Mon
     assert [line.rpartition("  ")[2] for line in text.splitlines()] == [
         "turns 0.0", "5 min 00 s left", "2 min 00 s left", "turns 0.0",
     ]  # fmt: skip
-
-
-def test_a_teacher_is_a_gradient_too() -> None:
-    metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
-    text = of_steps(*(dict(metrics) for _ in range(5)))[-1]
-    assert "nothing to learn" not in text
-    assert "distillation loss 0.250" in text
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
@@ -86,17 +82,13 @@ def test_console_lines_hold_no_control_characters(kind: str, field: str) -> None
     assert line.isprintable()
 
 
-def test_a_long_instruction_is_cut_between_characters_not_in_markup() -> None:
+def test_what_was_written_is_text_and_cut_between_characters() -> None:
+    # Not in markup.
     line = describe_event("instruction_born", {"id": "i1", "text": "[" * 200})
     assert shown(line).endswith(f": {'[' * 110}…\n")
-
-
-def test_markup_and_braces_in_reasons_are_text() -> None:
     line = describe_event("notice", {"text": "[/red] {x} [link=x]"})
     assert "[/red] {x} [link=x]" in shown(line)
-
-
-def test_an_event_without_some_fields_is_shown_all_the_same() -> None:
+    # An event without some fields is shown all the same.
     for kind in EVENTS:
         shown(describe_event(kind, {}))
     assert shown(describe_event("resumed", {"from_step": 2, "changed": {"a.{b}": 1}})) == (
@@ -185,9 +177,7 @@ def test_truncated_rollouts_are_counted_by_limit() -> None:
         "raise limits.turn_tokens"
     )
     assert truncation_notice(truncation_metrics(ROLLOUTS[2:])) == ""
-
-
-def test_the_only_turn_of_a_rollout_is_no_limit() -> None:
+    # The only turn of a rollout is no limit.
     once = make_trajectory(ASSIGNMENT, 0.0, "text", StopReason.TURN_LIMIT)
     twice = replace(once, turns=(Turn("a"), Turn("b")))
     assert (once.truncated_by, twice.truncated_by) == ("", "turns")

@@ -259,28 +259,26 @@ def test_a_phase_cut_off_anywhere_goes_on_as_if_it_had_not_been(
         assert notice.endswith("replies of the evolution that was cut off are used again")
 
 
-def test_other_questions_are_asked(tmp_path: Path) -> None:
+def test_replies_of_other_questions_models_and_of_a_phase_that_ended_the_run_are_asked_for(
+    tmp_path: Path,
+) -> None:
     attempt(tmp_path / "run", kill_at=6)
     other = attempt(tmp_path / "run", shout="LOUD")
     assert calls(other.asked) == ["llm 1", "llm 2"]
     fresh = attempt(tmp_path / "fresh", shout="LOUD")
     assert other.trail == fresh.trail
     assert counted(other.totals) == counted(fresh.totals)
-
-
-def test_replies_of_another_llm_are_not_taken_for_its_own(tmp_path: Path) -> None:
-    attempt(tmp_path / "run", kill_at=4)
-    other = attempt(tmp_path / "run", texts=("uno", "dos", "tres"), model="other")
+    # Replies of another LLM are not taken for its own.
+    attempt(tmp_path / "llm", kill_at=4)
+    other = attempt(tmp_path / "llm", texts=("uno", "dos", "tres"), model="other")
     assert calls(other.asked) == ["llm 0", "llm 1", "llm 2"]
     assert other.trail[1::2] == ["uno", "dos", "tres"]
     assert counted(other.totals)[2:4] == [3, 0]
-
-
-def test_a_phase_that_ended_the_run_is_asked_anew(tmp_path: Path) -> None:
-    ended = attempt(tmp_path / "run", texts=("one", "two", "give up"))
+    # A phase that ended the run is asked for anew.
+    ended = attempt(tmp_path / "ended", texts=("one", "two", "give up"))
     assert isinstance(ended.result, EvolutionError)
-    repaired = attempt(tmp_path / "run")
-    assert repaired.asked == attempt(tmp_path / "fresh").asked
+    repaired = attempt(tmp_path / "ended")
+    assert repaired.asked == attempt(tmp_path / "anew").asked
 
 
 def test_two_processes_end_as_one(tmp_path: Path) -> None:
@@ -304,24 +302,19 @@ def ask(folder: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion
     return [cached.complete(prompt) for prompt in prompts]
 
 
-def test_a_reply_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_replies_come_back_by_step_and_turn(tmp_path: Path) -> None:
+    # As they were.
     odd = Completion("\ud83d cut", 3, 4, truncated=True)
     for llm in (ScriptedLLM([odd]), ScriptedLLM([])):
         assert ask(tmp_path / "run", llm, "why?") == [odd]
-
-
-def test_a_prompt_that_is_sent_twice_has_two_replies_and_other_steps_have_theirs(
-    tmp_path: Path,
-) -> None:
+    # A prompt that is sent twice has two replies, and other steps have theirs.
     for texts in (["a", "b"], []):
-        replies = ask(tmp_path / "run", ScriptedLLM(texts), "why?", "why?")
+        replies = ask(tmp_path / "twice", ScriptedLLM(texts), "why?", "why?")
         assert [reply.text for reply in replies] == ["a", "b"]
-    assert [r.text for r in ask(tmp_path / "run", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
-
-
-def test_calls_under_way_are_reported_and_recalled_ones_are_not(tmp_path: Path) -> None:
+    assert [r.text for r in ask(tmp_path / "twice", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
+    # Calls under way are reported, and recalled ones are not.
     found: list[tuple[str, int, int]] = []
     for _ in range(2):
         with listening(lambda *report: found.append(report)):
-            ask(tmp_path / "run", ScriptedLLM(["a", "b"]), "1", "2")
+            ask(tmp_path / "reported", ScriptedLLM(["a", "b"]), "1", "2")
     assert found == [("llm", 0, 1), ("llm", 1, 2)]

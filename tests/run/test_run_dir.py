@@ -155,7 +155,7 @@ def filled(run: Record) -> None:
     run.write_summary({"name": "demo"})
 
 
-def test_cut_back_drops_later_steps_only(run: Record) -> None:
+def test_cut_back_drops_later_steps_only_and_counts_attempts(run: Record) -> None:
     filled(run)
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "keep").write_text("x")
@@ -171,18 +171,17 @@ def test_cut_back_drops_later_steps_only(run: Record) -> None:
     assert (run.path / "trajectories" / "train-000002.jsonl").read_bytes() == kept
     assert (run.path / "checkpoints" / "keep").read_text() == "x"
     assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
-
-
-def test_attempts_count_up_even_when_their_lines_are_cut(run: Record) -> None:
+    # Attempts count up even when their lines are cut.
     filled(run)
     run.cut_back(3)
     again = Record.open(run.path)
     again.cut_back(1)
     assert all(row["step"] <= 1 for row in again.read_events())
-    assert Record.open(run.path).attempt == again.attempt == 3
+    assert Record.open(run.path).attempt == again.attempt == 4
 
 
-def test_a_summary_counts_for_the_attempt_that_wrote_it(run: Record) -> None:
+def test_summaries(run: Record, tmp_path: Path) -> None:
+    # They count for the attempt that wrote them.
     assert run.read_summary() is None
     filled(run)
     assert run.read_summary() == {"schema_version": 1, "name": "demo", "attempt": 1}
@@ -192,9 +191,7 @@ def test_a_summary_counts_for_the_attempt_that_wrote_it(run: Record) -> None:
     assert Record.open(run.path).read_summary() == {
         "schema_version": 1, "name": "demo", "attempt": 2,
     }  # fmt: skip
-
-
-def test_summaries_of_another_format_are_refused(tmp_path: Path) -> None:
+    # Those of another format are refused.
     write_summary(tmp_path, {"arms": {}})
     assert read_summary(tmp_path) == {"schema_version": 1, "arms": {}}
     (tmp_path / "summary.json").write_text('{"schema_version": 9}')

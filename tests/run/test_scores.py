@@ -28,13 +28,18 @@ def test_score_by_hand() -> None:
     assert score.n == 3
     assert score.by_stratum == {"1 hop": (0.5, 2), "2 hops": (0.0, 1)}
     assert score.interval == wilson(1 / 3, 3)
-
-
-def test_nothing_has_no_score() -> None:
+    # Nothing has no score.
     with pytest.raises(ValueError, match="no rollouts"):
         score_trajectories([])
     with pytest.raises(ValueError, match="expected at least 1"):
         wilson(0.5, 0)
+    # What a score is of.
+    named: Any = Named()
+    other: Any = object()
+    assert measure_of(named) == "exact match"
+    assert measure_of(other) == "mean reward"
+    assert measure_of(named, other) == "mean reward"
+    assert measure_of(other, named) == "exact match"
 
 
 def test_wilson_by_hand() -> None:
@@ -86,12 +91,3 @@ def test_a_difference_that_is_always_the_same_is_no_certainty(
 ) -> None:
     found = difference_interval(differences)
     assert found == (interval and pytest.approx(interval, abs=1e-4))
-
-
-def test_what_a_score_is_of() -> None:
-    named: Any = Named()
-    other: Any = object()
-    assert measure_of(named) == "exact match"
-    assert measure_of(other) == "mean reward"
-    assert measure_of(named, other) == "mean reward"
-    assert measure_of(other, named) == "exact match"

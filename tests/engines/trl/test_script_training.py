@@ -1,6 +1,5 @@
 """A script's `JointTrainer`: trained, evaluated, resumed, kept."""
 
-import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -328,30 +327,6 @@ def test_rollouts_that_were_cut_off_get_no_gradient_if_asked(tmp_path: Path, mas
     assert (training.trainer.state.log_history[0]["completions/min_length"] == 0) == masks
     logged = training.trainer.state.log_history[0]
     assert logged["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "line"),
-    [
-        ("inspo", "evolution", "evolution: {accepted} of {proposed} proposals accepted"),
-        ("p2o", "hint_phase_ended", "hints: {accepted} of {asked} proposals accepted"),
-    ],
-)
-def test_what_happens_is_logged_in_a_line_each(
-    name: str, kind: str, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "cotune")
-    training = begin(tmp_path, name, max_steps=4, remembers=True)
-    training.trainer.train()
-    lines = [r.getMessage() for r in caplog.records if r.name == "cotune"]
-    assert all("\n" not in line for line in lines)
-    born = training.run.read_instructions()
-    assert (len(born) > 1) == (name == "inspo")
-    assert sum(": + i" in line for line in lines) == len(born)
-    (event,) = training.events(kind)
-    evolved = "step 4: " + line.format(**event)
-    assert sum(line.startswith(evolved) for line in lines) == 1
-    assert "trained; report" in lines[-1]
 
 
 class Asks(TrainerCallback):
