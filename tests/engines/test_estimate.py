@@ -61,6 +61,11 @@ def test_parameters_by_hand() -> None:
     assert shape(QWEN3_06B).parameters == P_06B
     untied = shape({**QWEN3_06B, "tie_word_embeddings": False})
     assert untied.parameters == P_06B + 151_936 * 1024
+    # Adapters.
+    # r × (in + out): q and o 3072 each, k and v 2048 each, three of the MLP 4096 each.
+    assert shape(QWEN3_06B, LoraOptions(rank=16)).adapters == 28 * 16 * (6144 + 4096 + 12288)
+    some = LoraOptions(rank=1, target_modules=("q_proj", "mlp.down_proj"))
+    assert shape(QWEN3_06B, some).adapters == 28 * (3072 + 4096)
 
 
 def test_parameters_of_a_bundled_policy_are_those_of_its_weights() -> None:
@@ -76,13 +81,6 @@ def test_parameters_of_a_bundled_policy_are_those_of_its_weights() -> None:
     assert shape_of(PolicyConfig(path="bundled:ladder")).parameters == sum(counts)
 
 
-def test_lora_parameters_by_hand() -> None:
-    # r × (in + out): q and o 3072 each, k and v 2048 each, three of the MLP 4096 each.
-    assert shape(QWEN3_06B, LoraOptions(rank=16)).adapters == 28 * 16 * (6144 + 4096 + 12288)
-    some = LoraOptions(rank=1, target_modules=("q_proj", "mlp.down_proj"))
-    assert shape(QWEN3_06B, some).adapters == 28 * (3072 + 4096)
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -96,11 +94,6 @@ def test_other_architectures_are_not_guessed(changes: dict[str, Any], why: str) 
         shape({**QWEN3_06B, **changes})
 
 
-def test_the_text_part_of_a_multimodal_policy() -> None:
-    raw = {"model_type": "gemma3", "text_config": {"vocab_size": 100, "num_hidden_layers": 2}}
-    assert shape(raw).layers == 2
-
-
 def test_a_name_is_looked_up_in_the_hubs_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +102,9 @@ def test_a_name_is_looked_up_in_the_hubs_cache(
     for path in ("Qwen/Qwen3-0.6B", "./nowhere", "no such/name", "bundled:nothing"):
         with pytest.raises(ValueError, match=r"policy\.path"):
             shape_of(PolicyConfig(path=path))
+    # Of a multimodal policy it is the text's part.
+    raw = {"model_type": "gemma3", "text_config": {"vocab_size": 100, "num_hidden_layers": 2}}
+    assert shape(raw).layers == 2
 
 
 # ---- memory
@@ -184,13 +180,8 @@ def spread(engine_args: dict[str, Any], processes: int = 8, **changes: Any) -> M
     return memory_of(config, shape(QWEN2_3B, config.policy.lora), layout)
 
 
-def test_processes_that_share_nothing_exchange_gradients() -> None:
-    alone, eight = spread({}, 1), spread({})
-    assert part(eight, "gradients")[1] == 2 * part(alone, "gradients")[1]
-    assert eight.sampling == alone.sampling
-
-
-def test_fsdp_by_hand() -> None:
+def test_weights_that_are_spread_by_hand() -> None:
+    # FSDP.
     found = spread({"fsdp": True})
     assert part(found, "weights") == part(found, "reference") == (P_3B * 4 // 8, P_3B * 4 // 8)
     assert part(found, "gradients")[1] == P_3B * 4 // 8
@@ -198,9 +189,7 @@ def test_fsdp_by_hand() -> None:
     assert part(found, "copies") == (P_3B * 2, P_3B * 2)  # gathered
     half = {"path": "bundled:ladder", "dtype": "bfloat16"}
     assert spread({"fsdp": True}, policy=half) == found
-
-
-def test_zero_by_hand() -> None:
+    # ZeRO.
     zero = {"deepspeed": {"zero_optimization": {"stage": 2}}}
     found = spread(zero)
     assert part(found, "weights") == part(found, "reference") == (P_3B * 2, P_3B * 2)
@@ -211,6 +200,10 @@ def test_zero_by_hand() -> None:
     tuned = spread(zero, policy={"lora": LORA})
     assert tuned.trained == adapters
     assert part(tuned, "optimizer")[1] == adapters * 12 // 8
+    # Processes that share nothing exchange gradients.
+    alone, eight = spread({}, 1), spread({})
+    assert part(eight, "gradients")[1] == 2 * part(alone, "gradients")[1]
+    assert eight.sampling == alone.sampling
 
 
 # ---- what the command prints
@@ -240,11 +233,15 @@ def test_the_table(tmp_path: Path) -> None:
     assert "notice" not in text
 
 
-def test_what_has_no_bytes_has_no_row_and_vllm_no_sum(tmp_path: Path) -> None:
+def test_what_has_no_bytes_has_no_row(tmp_path: Path) -> None:
+    # vLLM has no sum.
     text = printed(tmp_path, QWEN3_06B, training={"engine_args": {"use_vllm": True}})
     assert "reference" not in text
     assert "KV cache" not in text
     assert "vLLM takes 30% of each GPU while it samples" in text
+    # An unknown architecture is said.
+    text = printed(tmp_path, {**QWEN3_06B, "num_experts": 8})
+    assert "memory: unknown, model_type qwen3 is a mixture of experts\n" in text
 
 
 @pytest.mark.parametrize(("test_questions", "rows"), [(3, 24), (40, 40), (500, 64)])
@@ -268,11 +265,6 @@ def test_rows_at_once_are_a_steps_or_an_evaluations(
     file = write(tmp_path / "run.yaml", config.model_dump(mode="json"))
     plan(file, Console(file=out, width=120), questions=f"9,3,{test_questions}")
     assert f"KV cache, {rows} rows of" in out.getvalue()
-
-
-def test_an_unknown_architecture_is_said(tmp_path: Path) -> None:
-    text = printed(tmp_path, {**QWEN3_06B, "num_experts": 8})
-    assert "memory: unknown, model_type qwen3 is a mixture of experts\n" in text
 
 
 def test_steps_that_bfloat16_loses_are_told(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
     return 1.0
 
 
-def test_tools_are_shown_with_docstring_and_parameters() -> None:
+def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
+    # Tools, with docstring and parameters.
     first, tool = description_of(ToolEnvironment([price], {})).splitlines()
 
     assert first.startswith("The agent calls these tools")
@@ -122,17 +123,13 @@ def test_tools_are_shown_with_docstring_and_parameters() -> None:
         "enum": ["piece", "dozen"],
         "description": "of how many pieces.",
     }
-
-
-def test_a_description_of_ones_own_stands_in_their_place() -> None:
+    # A description of one's own stands in their place.
     environment = ToolEnvironment([price], {})
     environment.description = "  A shop. "
     assert description_of(environment) == "A shop."
     environment.description = ""
     assert description_of(environment) == ""
-
-
-def test_an_environment_without_tools_says_nothing_and_a_search_engine_its_protocol() -> None:
+    # Without tools nothing is said, and a search engine says its protocol.
     assert description_of(SingleTurnEnvironment({}, "Answer.")) == ""
     engine: Any = None
     text = description_of(SearchEnvironment({}, engine, "Go.", exact_match, top_k=5))

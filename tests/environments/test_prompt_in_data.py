@@ -154,6 +154,11 @@ def test_an_instruction_without_a_place_is_added() -> None:
         question,
     ]
     assert layout.messages(plain, prompt) == [user(f"A hint.\n\n{OTHER}\n\n2+2?")]
+    # A question may quote the system message.
+    rows = [{"prompt": [SYSTEM, user(f"Who says {S!r}?")]}]
+    (task,) = tasks_of(rows, "train", S)
+    assert task.question == f"Who says {S!r}?"
+    assert PromptInData(text=S).messages(task, Prompt(OTHER))[-1] == user(task.question)
 
 
 def test_a_hint_stands_before_the_question_but_not_before_markup() -> None:
@@ -169,13 +174,6 @@ def test_a_hint_stands_before_the_question_but_not_before_markup() -> None:
         )
         assert f"{before}A hint." in hinted
         assert hinted.replace("A hint.\n\n", "").replace("\n\nA hint.", "") == plain
-
-
-def test_a_question_may_quote_the_system_message() -> None:
-    rows = [{"prompt": [SYSTEM, user(f"Who says {S!r}?")]}]
-    (task,) = tasks_of(rows, "train", S)
-    assert task.question == f"Who says {S!r}?"
-    assert PromptInData(text=S).messages(task, Prompt(OTHER))[-1] == user(task.question)
 
 
 class Game:

@@ -122,15 +122,6 @@ def test_a_failing_retriever_is_an_observation(error: Exception):
         environment(BrokenRetriever(ZeroDivisionError())).respond([action("<search>a</search>")])
 
 
-def test_score_reads_the_one_answer():
-    env = environment()
-    search = Turn("<search>Oslo</search>", "x", "search")
-    assert env.score(trajectory(search, Turn("<answer>North</answer>"))) == (1.0, "North")
-    assert env.score(trajectory(Turn("<answer>Sweden</answer>"))) == (0.0, "Sweden")
-    assert env.score(trajectory(search)) == (0.0, None)
-    assert env.score(trajectory(*[Turn("<answer>Norway</answer>")] * 2)) == (0.0, None)
-
-
 @given(
     st.lists(st.text() | st.just("<search>Oslo</search>"), max_size=3),
     st.text()
@@ -332,28 +323,16 @@ def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) ->
     assert SEARCH_R1.answer([told, *texts, told]) is None
 
 
-def test_unclosed_answers_are_read_in_linear_time() -> None:
-    """A quadratic parser needs minutes, more than a test may take."""
-    text = "<answer>" * 2**17
-    assert SEARCH_R1.answer([text]) is None
-    assert SEARCH_R1.answer([f"<answer>a</answer>{text}"]) == "a"
-
-
-def test_passages_are_numbered_whatever_form_they_come_in() -> None:
+def test_passages_are_numbered_and_answers_read_in_linear_time() -> None:
     forms = ['(Title: "A") a', "(Title: B) b", "c <answer>"]
     assert SEARCH_R1.information(forms) == (
         '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
         "</information>\n\n"
     )
-
-
-def test_other_questions_are_asked_in_the_same_form() -> None:
-    env = SearchEnvironment({}, None, "Do.", exact_match)
-    (task,) = env.with_tasks({"nq": [Task("t", "who was it", ())]}).tasks("nq")
-    (message,) = env.messages(task, Prompt(SEARCH_R1_INSTRUCTION))
-    assert message["content"] == f"{SEARCH_R1_INSTRUCTION} Question: who was it?\n"
-    (message,) = env.messages(task, Prompt("Do.", "A hint."))
-    assert message["content"] == "A hint.\n\nDo. Question: who was it?\n"
+    # A quadratic parser needs minutes, more than a test may take.
+    text = "<answer>" * 2**17
+    assert SEARCH_R1.answer([text]) is None
+    assert SEARCH_R1.answer([f"<answer>a</answer>{text}"]) == "a"
 
 
 LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(

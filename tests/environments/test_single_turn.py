@@ -162,16 +162,7 @@ def trajectory(text: str, observation: str = "", instruction: str = "i") -> Traj
     return replace(made, turns=(Turn(text, observation),))
 
 
-def test_every_turn_is_the_last():
-    texts = ["So \\boxed{42}.", "42", "\\boxed{ }", "\\boxed{4", "\\boxed{wrong}"]
-    invalid = Response(done=True, action="invalid", error=MathEnvironment.no_answer)
-    answer = Response(done=True, action="answer")
-    actions = [Action(TASK, (), text, last) for text in texts for last in (True, False)]
-    expected = [answer, invalid, invalid, invalid, answer]
-    assert environment().respond(actions) == [r for r in expected for _ in range(2)]
-
-
-def test_an_episode_that_answers():
+def test_an_episode_that_answers() -> None:
     text = "10 + 30 + 2 is \\boxed{41}. That is wrong. So \\boxed{ 42 }."
     got = run([*CODEC.encode(text), EOS])
     assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.ANSWERED)
@@ -180,9 +171,15 @@ def test_an_episode_that_answers():
     assert got.mask == (1,) * (len(text) + 1)
     assert CODEC.decode(got.sampled_prompt_ids).startswith("Add the tens first.\n\nSolve.")
     assert CODEC.decode(got.prompt_ids) == "Solve.\n\nWhat is 12 + 30?"
+    # Every turn is the last.
+    texts = ["So \\boxed{42}.", "42", "\\boxed{ }", "\\boxed{4", "\\boxed{wrong}"]
+    invalid = Response(done=True, action="invalid", error=MathEnvironment.no_answer)
+    answer = Response(done=True, action="answer")
+    actions = [Action(TASK, (), text, last) for text in texts for last in (True, False)]
+    expected = [answer, invalid, invalid, invalid, answer]
+    assert environment().respond(actions) == [r for r in expected for _ in range(2)]
 
-
-def test_a_batch_is_scored_at_once_unless_a_subclass_scores_otherwise():
+    # A batch is scored at once, unless a subclass scores otherwise.
     class Half(MathEnvironment):
         def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
             reward, answer = super().score(trajectory)

@@ -87,6 +87,12 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     assert respond(("add", {"a": 3, "b": 4})) == Response(
         action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
     )
+    # Good calls of a turn are made beside bad ones.
+    response = respond(("add", {}), ("add", {"a": 1, "b": 1}), ("nothing", {}), ("nothing", {}))
+
+    assert contents(response)[1] == "2"
+    assert response.error == "add: TypeError; no such tool"
+    assert response.action == "4 calls"
 
 
 @pytest.mark.parametrize(
@@ -109,14 +115,6 @@ def test_a_call_that_fails_is_an_observation(
     assert (response.error, response.action) == (error, taken_for)
     assert not response.done
     assert not response.failed
-
-
-def test_good_calls_of_a_turn_are_made_beside_bad_ones() -> None:
-    response = respond(("add", {}), ("add", {"a": 1, "b": 1}), ("nothing", {}), ("nothing", {}))
-
-    assert contents(response)[1] == "2"
-    assert response.error == "add: TypeError; no such tool"
-    assert response.action == "4 calls"
 
 
 def test_calls_of_the_last_turn_are_not_made() -> None:
@@ -318,9 +316,7 @@ def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
 
     assert all(lane[0].error is None for lane in outcomes)
     assert most == 3
-
-
-def test_async_calls_wait_for_each_other_on_one_loop() -> None:
+    # Async calls wait for each other on one loop.
     loops: list[asyncio.AbstractEventLoop] = []
     arrived: list[asyncio.Event] = []
 
@@ -338,7 +334,7 @@ def test_async_calls_wait_for_each_other_on_one_loop() -> None:
     assert loops[0] is loops[1]
 
 
-def test_errors_are_outcomes() -> None:
+def test_errors_are_outcomes_and_coroutines_are_awaited() -> None:
     async def fails() -> None:
         raise KeyError("a")
 
@@ -354,6 +350,19 @@ def test_errors_are_outcomes() -> None:
     assert errors == ["ZeroDivisionError", "KeyError", "CancelledError"]
     assert second.value == 2
     assert not any(outcome.timed_out for outcome in (first, third, fourth))
+
+    # A function that returns a coroutine is awaited.
+    async def works(value: int) -> int:
+        return value + 1
+
+    def decorated(function: Callable[[int], Awaitable[int]]) -> Callable[[int], Awaitable[int]]:
+        @functools.wraps(function)
+        def call(value: int) -> Awaitable[int]:
+            return function(value)
+
+        return call
+
+    assert run_one(job(decorated(works), 3)).value == 4
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
@@ -374,7 +383,10 @@ def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) 
     assert outcomes[2][0].value == "works"
 
 
-def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], None]) -> None:
+def test_a_call_that_takes_too_long_is_given_up(
+    hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its place is free.
     made: list[str] = []
     hangs = [job(hang, seconds=SHORT), job(made.append, "late")]
     late, then = run(1, hangs, [job(lambda: "next")])
@@ -384,9 +396,20 @@ def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], 
     assert isinstance(late[0].error, TimeoutError)
     assert str(late[0].error) == "took longer than 0.02 s"
     assert then[0].value == "next"
+    # An async tool that blocks its loop does not stop the others.
+    monkeypatch.setattr("cotune.environments.tools._PATIENCE", SHORT)
 
+    async def blocks() -> None:
+        hang()
 
-def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
+    async def works() -> str:
+        return "works"
+
+    late, then = run(1, [job(blocks, seconds=SHORT)], [job(works)])
+
+    assert late[0].timed_out
+    assert then[0].value == "works"
+    # An async call is cancelled.
     cancelled = threading.Event()
 
     async def waits() -> None:
@@ -400,37 +423,6 @@ def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
 
     assert outcome.timed_out
     assert cancelled.wait(LONG)
-
-
-def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
-    hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cotune.environments.tools._PATIENCE", SHORT)
-
-    async def blocks() -> None:
-        hang()
-
-    async def works() -> str:
-        return "works"
-
-    late, then = run(1, [job(blocks, seconds=SHORT)], [job(works)])
-
-    assert late[0].timed_out
-    assert then[0].value == "works"
-
-
-def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
-    async def works(value: int) -> int:
-        return value + 1
-
-    def decorated(function: Callable[[int], Awaitable[int]]) -> Callable[[int], Awaitable[int]]:
-        @functools.wraps(function)
-        def call(value: int) -> Awaitable[int]:
-            return function(value)
-
-        return call
-
-    assert run_one(job(decorated(works), 3)).value == 4
 
 
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:

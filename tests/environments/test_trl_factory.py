@@ -102,40 +102,30 @@ def guessed(row: int, turn: int, context: str) -> str:
     return call("guess", number=1) if turn == 0 else "Done."
 
 
-def test_methods_are_tools_and_reset_and_get_reward_are_not() -> None:
+def test_methods_are_tools_and_what_reset_returns_stands_after_the_users_message() -> None:
     guess, hints = (tool["function"] for tool in environment().tools)
     assert (guess["name"], hints["name"]) == ("guess", "hints")
     assert list(guess["parameters"]["properties"]) == ["number"]
-
-
-def test_what_reset_returns_stands_after_the_users_message() -> None:
     (message,) = environment().messages(TASKS[1], Prompt("Guess.", "Think."))
 
     assert message == {"role": "user", "content": "Think.\n\nGuess.\n\nGuess 1. It is below 10."}
 
 
 def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:
-    trajectories = roll_out(environment(), guessed)
+    own = environment()
+    trajectories = roll_out(own, guessed)
 
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
     assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
     assert [t.answer for t in trajectories] == ["Done."] * 3
-
-
-def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
-    own = environment()
-    roll_out(own, guessed)
+    # They are made once, and reset for later episodes.
     again = roll_out(own, guessed, first_row=512)
 
     assert Guessing.made == 3
     assert [t.reward for t in again] == [0.0, 1.0, 0.0]
     assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
-
-
-def test_the_calls_of_an_episode_are_made_in_order() -> None:
+    # The calls of an episode are made in order.
     replies = ["".join(call("guess", number=n) for n in range(9)), "Done."]
-    own = environment()
-
     (trajectory,) = roll_out(own, replies, TASKS[:1])
 
     assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
@@ -252,24 +242,6 @@ def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
         StopReason.ANSWERED,
     ]
     assert trajectories[1].turns[0].error == "reset() raised OSError: no answer"
-
-
-def test_a_rollout_that_was_broken_off_leaves_its_instances_to_later_ones() -> None:
-    class Stop(Exception):
-        pass
-
-    def stops(row: int, turn: int, context: str) -> str:
-        if turn == 1:
-            raise Stop
-        return call("guess", number=1)
-
-    own = environment()
-    with pytest.raises(Stop):
-        roll_out(own, stops)
-
-    roll_out(own, guessed)
-
-    assert Guessing.made == 3
 
 
 # ---- environments that draw their tasks, as TRL's documentation and examples show them

@@ -168,17 +168,13 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
         assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
         assert trajectory.reward == 2.0
         assert trajectory.parts == {"right": 2.0, "turns": 2.0}
-
-
-def test_an_episode_that_our_limits_end_is_scored(own: Any) -> None:
+    # An episode that our limits end is scored.
     (trajectory,) = roll_out(own, [call(a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
 
     assert trajectory.stop is StopReason.TURN_LIMIT
     assert trajectory.reward == 0.0
     assert trajectory.parts["turns"] == 2.0
-
-
-def test_an_environment_that_breaks_ends_its_episode_alone(own: Any) -> None:
+    # An environment that breaks ends its episode alone.
     first, second = roll_out(
         own, lambda row, turn, context: call() if row == 0 else adds(1, turn, context)
     )
@@ -186,6 +182,18 @@ def test_an_environment_that_breaks_ends_its_episode_alone(own: Any) -> None:
     assert first.stop is StopReason.ENVIRONMENT_ERROR
     assert "no a" in first.turns[0].error
     assert (first.reward, second.reward) == (0.0, 2.0)
+    # Calls that cannot be read are text, as from a server.
+    (trajectory,) = roll_out(own, ["<tool_call>add</tool_call>"], count=1)
+
+    assert trajectory.stop is StopReason.ANSWERED
+    assert trajectory.turns[0].action == "invalid"
+    assert "not JSON" in trajectory.turns[0].error
+    assert trajectory.answer is None
+    # Parallel calls come back by name.
+    (trajectory,) = roll_out(own, [call(a=1) + call(a=2), "2"], count=1)
+
+    assert trajectory.turns[0].observation == "\nadd: 2\nadd: 4\n"
+    assert trajectory.turns[0].action == "2 calls"
 
 
 @pytest.mark.parametrize(
@@ -224,22 +232,6 @@ def test_an_environment_of_another_interface_is_refused() -> None:
     pytest.importorskip("verifiers.v1")
     with pytest.raises(ConfigError, match=r"is object; expected an Env of verifiers\.v1"):
         from_verifiers(object())
-
-
-def test_calls_that_cannot_be_read_are_text_as_from_a_server(own: Any) -> None:
-    (trajectory,) = roll_out(own, ["<tool_call>add</tool_call>"], count=1)
-
-    assert trajectory.stop is StopReason.ANSWERED
-    assert trajectory.turns[0].action == "invalid"
-    assert "not JSON" in trajectory.turns[0].error
-    assert trajectory.answer is None
-
-
-def test_parallel_calls_come_back_by_name(own: Any) -> None:
-    (trajectory,) = roll_out(own, [call(a=1) + call(a=2), "2"], count=1)
-
-    assert trajectory.turns[0].observation == "\nadd: 2\nadd: 4\n"
-    assert trajectory.turns[0].action == "2 calls"
 
 
 def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None:

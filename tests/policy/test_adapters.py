@@ -119,7 +119,9 @@ def test_an_adapters_folder_holds_the_adapter_alone(folder: Path, base: Path) ->
     assert adapter_base(folder) == str(base)
 
 
-def test_an_adapter_is_loaded_on_the_base_that_it_names(folder: Path) -> None:
+def test_an_adapter_is_loaded_on_the_base_that_it_names(
+    folder: Path, base: Path, tmp_path: Path
+) -> None:
     model, tokenizer = load(folder)
     assert isinstance(model, PeftModel)
     assert tokenizer.chat_template == tiny_tokenizer().chat_template
@@ -127,23 +129,20 @@ def test_an_adapter_is_loaded_on_the_base_that_it_names(folder: Path) -> None:
     plain = tiny_model(tiny_tokenizer(), layers=3)
     assert not torch.allclose(logits(model), logits(plain), atol=1e-2)
     assert merged(plain) is plain
-
-
-def test_an_adapter_without_a_tokenizer_has_its_bases(folder: Path, base: Path) -> None:
+    # Another base may be given.
+    base.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"cannot load '.*base', the base of '.*adapter': "):
+        load(folder)
+    model, _ = load(folder, base=tmp_path / "moved")
+    torch.testing.assert_close(logits(model), logits(adapted()))
+    (tmp_path / "moved").rename(base)
+    # Without a tokenizer it has its base's.
     tiny_tokenizer().save_pretrained(base)
     for file in folder.iterdir():
         if not file.name.startswith("adapter_"):
             file.unlink()
     model, tokenizer = load(folder)
     assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
-    torch.testing.assert_close(logits(model), logits(adapted()))
-
-
-def test_another_base_may_be_given(folder: Path, base: Path, tmp_path: Path) -> None:
-    base.rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"cannot load '.*base', the base of '.*adapter': "):
-        load(folder)
-    model, _ = load(folder, base=tmp_path / "moved")
     torch.testing.assert_close(logits(model), logits(adapted()))
 
 
@@ -173,6 +172,10 @@ def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> N
     whole = tiny_model(tiny_tokenizer(), seed=3, layers=3)
     restore_weights(whole, base)
     torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer(), layers=3)))
+    # Another adapter's weights are not taken.
+    model = adapted(LoraOptions(rank=4, alpha=8, target_modules=("q_proj",)))
+    with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as base_model"):
+        restore_weights(model, folder)
 
 
 def test_adapters_of_other_kinds_go_back_too(tmp_path: Path) -> None:
@@ -184,9 +187,3 @@ def test_adapters_of_other_kinds_go_back_too(tmp_path: Path) -> None:
     models[0].save_pretrained(tmp_path)
     restore_weights(models[1], tmp_path)
     torch.testing.assert_close(logits(models[1]), logits(models[0]), atol=0, rtol=0)
-
-
-def test_another_adapters_weights_are_not_taken(folder: Path) -> None:
-    model = adapted(LoraOptions(rank=4, alpha=8, target_modules=("q_proj",)))
-    with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as base_model"):
-        restore_weights(model, folder)

@@ -195,6 +195,16 @@ def test_only_the_first_message_of_the_user_is_told() -> None:
     assert rendered(told, talk) == "[user]Be right.\n\nOne?[assistant]1[user]Two?"
     assert rendered(told, [{"role": "system", "content": "x"}]) == "[system]x"
     assert rendered(told, [user(None)]) == "[user]Be right."
+    # An instruction replaces the one before.
+    first = with_instruction(SHOWN, PromptFormat(), "First.")
+    second = with_instruction(first, PromptFormat(role="system"), "Second.")
+    assert second == with_instruction(SHOWN, PromptFormat(role="system"), "Second.")
+    assert own_templates({"default": second, "rag": SHOWN}) == {"default": SHOWN, "rag": SHOWN}
+    assert own_templates(None) is None
+    # A template without its mark is refused.
+    told = with_instruction(SHOWN, PromptFormat(), "Be right.")
+    with pytest.raises(ConfigError, match="the mark before the model's own template is missing"):
+        without_instruction(told.replace("own template #}", "template #}"))
 
 
 @pytest.mark.parametrize(
@@ -218,14 +228,6 @@ def test_the_models_own_template_is_unchanged(own: str) -> None:
     assert rendered(told, [user("Why?")]) == rendered(own, [user("Be right.\n\nWhy?")])
 
 
-def test_an_instruction_replaces_the_one_before() -> None:
-    first = with_instruction(SHOWN, PromptFormat(), "First.")
-    second = with_instruction(first, PromptFormat(role="system"), "Second.")
-    assert second == with_instruction(SHOWN, PromptFormat(role="system"), "Second.")
-    assert own_templates({"default": second, "rag": SHOWN}) == {"default": SHOWN, "rag": SHOWN}
-    assert own_templates(None) is None
-
-
 def test_template_arguments_become_defaults() -> None:
     own = "{{ enable_thinking | tojson }}|{{ style.tone }}|{{ messages[0].content }}"
     arguments = {"enable_thinking": False, "style": {"tone": "{{ x }}"}, "no identifier": 1}
@@ -234,9 +236,3 @@ def test_template_arguments_become_defaults() -> None:
     assert rendered(told, [user("Why?")], enable_thinking=True) == "true|{{ x }}|Why?"
     with pytest.raises(TypeError, match="object"):
         with_instruction(own, PromptFormat(), "", {"style": object()})
-
-
-def test_a_template_without_its_mark_is_refused() -> None:
-    told = with_instruction(SHOWN, PromptFormat(), "Be right.")
-    with pytest.raises(ConfigError, match="the mark before the model's own template is missing"):
-        without_instruction(told.replace("own template #}", "template #}"))

@@ -68,30 +68,20 @@ def test_no_message_of_a_prompt_can_end_the_users_turn(codec: HFCodec) -> None:
     assert [i for i in asked if i in control] == [i for i in plain if i in control]
 
 
-def test_half_of_a_utf_16_pair_in_an_observation_is_no_error() -> None:
-    assert BUNDLED.encode("a\ud83db") == BUNDLED.encode("a?b")
-    message = {"role": "user", "content": "a\ud83db"}
-    assert BUNDLED.render_next([message]) == BUNDLED.render_next([{**message, "content": "a?b"}])
-    assert BUNDLED.render([message]) == BUNDLED.render([{**message, "content": "a?b"}])
-
-
 @given(st.text(alphabet="abcXYZ 019.,?!<>/\n'-éßĀ中", max_size=60))
 def test_text_comes_back_as_it_was(text: str) -> None:
     assert BUNDLED.decode(BUNDLED.encode(text)) == text
 
 
-def test_the_protocols_tags_and_control_tokens_decode_to_themselves() -> None:
+def test_tags_and_control_tokens_decode_to_themselves_and_half_a_character_to_a_mark() -> None:
     text = " <search> a , b </search>\n<answer>it 's</answer>"
     assert BUNDLED.decode(BUNDLED.encode(text)) == text
     assert BUNDLED.decode([BUNDLED.eos_id]) == BUNDLED_TOKENIZER.eos_token
-
-
-def test_a_tokenizer_that_lacks_something_is_refused_by_name() -> None:
-    bare = tiny_tokenizer()
-    bare.chat_template = None
-    bare.pad_token = None
-    with pytest.raises(ConfigError, match="no chat_template and no pad_token"):
-        HFCodec(bare)
+    # Half of a UTF-16 pair in an observation is no error.
+    assert BUNDLED.encode("a\ud83db") == BUNDLED.encode("a?b")
+    message = {"role": "user", "content": "a\ud83db"}
+    assert BUNDLED.render_next([message]) == BUNDLED.render_next([{**message, "content": "a?b"}])
+    assert BUNDLED.render([message]) == BUNDLED.render([{**message, "content": "a?b"}])
 
 
 def test_a_plain_prompt_needs_no_chat_template_and_offers_no_tools() -> None:
@@ -106,6 +96,12 @@ def test_a_plain_prompt_needs_no_chat_template_and_offers_no_tools() -> None:
         codec.check_tools([])
     with pytest.raises(ConfigError, match="plain texts; expected chat messages"):
         codec.render_next([{"role": "tool", "content": "4"}])
+    # As a chat template, its lack is named.
+    bare = tiny_tokenizer()
+    bare.chat_template = None
+    bare.pad_token = None
+    with pytest.raises(ConfigError, match="no chat_template and no pad_token"):
+        HFCodec(bare)
 
 
 OWN_TEMPLATES = Path(__file__).parent / "chat_templates"
@@ -256,8 +252,8 @@ def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Fami
     assert step_by_step == list(whole)
 
 
-def test_a_thinking_template_shows_results_after_what_the_policy_thought() -> None:
-    """The template of the whole conversation would drop thoughts: what was read stays as it was."""
+def test_a_thinking_template() -> None:
+    # The template of the whole conversation would drop thoughts: what was read stays as it was.
     codec, _ = codec_of(FAMILIES["qwen3 thinking"])
     plain, _ = codec_of(FAMILIES["qwen3 not thinking"])
     results = [
@@ -271,9 +267,7 @@ def test_a_thinking_template_shows_results_after_what_the_policy_thought() -> No
 
     assert codec.decode(codec.render_next(results, TOOLS)) == shown
     assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
-
-
-def test_calls_within_a_thought_are_none() -> None:
+    # Calls within a thought are none.
     codec, tokenizer = codec_of(FAMILIES["qwen3 thinking"])
 
     thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
@@ -296,18 +290,6 @@ def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Famil
 
     assert control(message) == control(plain)
     assert "7 <b>" in codec.decode(codec.render_next([message], TOOLS))
-
-
-def test_added_tokens_that_the_template_does_not_write_stay_as_they_are() -> None:
-    template = models_template("qwen2_5")
-    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
-    codec = HFCodec(tokenizer)
-
-    following = codec.render_next(
-        [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
-    )
-
-    assert "<table>" in codec.decode(following)
 
 
 def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
@@ -357,12 +339,6 @@ def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, 
     assert getattr(tokenizer, "response_template", None) is None
 
 
-def test_an_environment_without_tools_asks_nothing_of_the_template() -> None:
-    tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
-
-    check_turns(with_tools(()), HFCodec(tokenizer))
-
-
 def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -383,17 +359,8 @@ def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
         assert not caplog.messages
 
 
-def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
-    template = models_template("qwen2_5")
-    dropping = template.replace("{{- message.content }}", "")
-    assert dropping != template
-    tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
-
-    with pytest.raises(ConfigError, match="drops a tool message"):
-        check_turns(with_tools(), HFCodec(tokenizer))
-
-
-def test_a_named_template_for_tools_is_used_throughout() -> None:
+def test_what_templates_may_do_with_tools() -> None:
+    # A named template for tools is used throughout.
     qwen = models_template("qwen2_5")
     tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", QWEN)
     tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
@@ -404,6 +371,28 @@ def test_a_named_template_for_tools_is_used_throughout() -> None:
 
     assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)
     assert codec.decode(codec.render([{"role": "user", "content": "7"}])) == "7\n"
+    # Added tokens that the template does not write stay as they are.
+    template = models_template("qwen2_5")
+    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
+    codec = HFCodec(tokenizer)
+
+    following = codec.render_next(
+        [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
+    )
+
+    assert "<table>" in codec.decode(following)
+    # One that drops what tools answer is refused.
+    template = models_template("qwen2_5")
+    dropping = template.replace("{{- message.content }}", "")
+    assert dropping != template
+    tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
+
+    with pytest.raises(ConfigError, match="drops a tool message"):
+        check_turns(with_tools(), HFCodec(tokenizer))
+    # An environment without tools asks nothing of it.
+    tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
+
+    check_turns(with_tools(()), HFCodec(tokenizer))
 
 
 def test_a_response_template_of_the_tokenizer_comes_first() -> None:
@@ -538,19 +527,19 @@ def test_models_templates_keep_prompts(
     assert not [m for m in caplog.messages if "today" in m]
 
 
-def test_the_date_of_today_is_noticed_with_its_argument(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_template_is_noticed_for(caplog: pytest.LogCaptureFixture) -> None:
+    # It writes the date of today.
     check_template(environment(), codec_with(models_template("llama3_2")), "Answer.")
     assert any("writes the date of today" in m and "date_string" in m for m in caplog.messages)
-
-
-def test_an_argument_that_the_template_does_not_have_is_noticed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    # It does not have an argument.
     codec = codec_with(models_template("qwen3"), enable_thinking=False, enable_thinkng=False)
     check_template(environment(), codec, "Answer.")
     assert [m for m in caplog.messages if "has no argument" in m] == [
         "policy.template_args: the chat template has no argument 'enable_thinkng'; correct the name"
     ]
+    # It leaves out the tokenizer's BOS.
+    check_template(environment(), HFCodec(with_bos()), "Answer.")
+    assert [m for m in caplog.messages if "begins texts with '<s>'" in m]
 
 
 def with_bos() -> Any:
@@ -570,11 +559,6 @@ def test_plain_prompts_begin_as_the_base_model_was_pretrained() -> None:
     use_template(tokenizer, "plain")
     codec = HFCodec(tokenizer)
     assert codec.decode(codec.render([{"role": "user", "content": "Hm?"}])) == "<s>Hm?\n"
-
-
-def test_a_template_without_the_tokenizers_bos_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    check_template(environment(), HFCodec(with_bos()), "Answer.")
-    assert [m for m in caplog.messages if "begins texts with '<s>'" in m]
 
 
 def test_every_end_of_the_generation_config_ends_a_turn(

@@ -26,9 +26,7 @@ def test_by_hand() -> None:
     assert found.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
     # At temperature 1/2 chances are squared: 4, 1, 1 and 1, 1, 4 sixths.
     assert token_divergence(logits(P), logits(Q), 0.5).item() == pytest.approx(math.log(4) / 2)
-
-
-def test_what_cannot_be_drawn_adds_nothing() -> None:
+    # What cannot be drawn adds nothing.
     p = logits([0.5, 0.5, 0.0])
     assert token_divergence(p, logits([0.5, 0.25, 0.25]), 1.0).item() == pytest.approx(
         math.log(2) / 2

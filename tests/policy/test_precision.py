@@ -72,25 +72,22 @@ def test_outside_of_a_trainer_its_autocast_is_opened(
         assert made.args == ("cuda" if gpu else "cpu", torch.bfloat16)
 
 
-def test_fp16_is_computed_in_fp16() -> None:
-    half = casting(PolicyConfig(), "auto", {"fp16": True})
-    assert isinstance(half, partial)
-    assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)
-
-
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
     return parse_config(tiny(tmp_path / "run", sections), "test")
 
 
-def test_contradictions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
-        run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
-
-
-def test_the_reference_policy_has_the_policys_type(tmp_path: Path) -> None:
+def test_types_that_a_run_file_names(tmp_path: Path) -> None:
+    # The reference policy has the policy's type.
     config = run_file(tmp_path, training={"kl": 0.1}, policy={"dtype": "bfloat16"})
     assert grpo_config(config, tmp_path).model_init_kwargs == {
         "dtype": "bfloat16",
         "device_map": None,
     }
     assert grpo_config(run_file(tmp_path), tmp_path).model_init_kwargs is None  # kl is 0
+    # Contradictions are refused.
+    with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
+        run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
+    # fp16 is computed in fp16.
+    half = casting(PolicyConfig(), "auto", {"fp16": True})
+    assert isinstance(half, partial)
+    assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)

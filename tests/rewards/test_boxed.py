@@ -148,14 +148,11 @@ def test_equal_texts_and_integers_start_no_worker(
 
 
 @pytest.mark.usefixtures("no_worker")
-def test_long_answers_are_not_read():
+def test_long_answers_are_not_read_and_integers_alone_if_asked_for() -> None:
     assert BoxedReward()("1+" * 600, ["5"]) == 0.0
     nest = "{" * 100_000 + "5" + "}" * 100_000
     assert BoxedReward().score([(nest, ["5"]), ("5", ["5"])]) == [0.0, 1.0]
-
-
-@pytest.mark.usefixtures("no_worker")
-def test_only_plain_integers_if_asked_for():
+    # Only plain integers.
     strict = BoxedReward(plain_integers=True)
     pairs = [("12 \\times 13", ["156"]), ("156.0", ["156"]), ("156", ["156"]), ("1,56", ["156"])]
     assert strict.score(pairs) == [0.0, 0.0, 1.0, 0.0]
@@ -316,22 +313,15 @@ def test_a_worker_does_not_outlive_its_parent(way: str):
     assert gone(int(result.stdout), 10.0)
 
 
-def test_a_missing_library_is_a_set_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_math_verify_may_do_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A missing library is a set-up error.
     (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"did not start: ImportError: no antlr here; check that"):
         BoxedReward()("1/2", ["0.5"])
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_folder_of_the_user_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "random.py").write_text("raise ImportError('not the real one')")
-    monkeypatch.chdir(tmp_path / "own")
-    assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
-
-
-def test_what_libraries_print_is_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # What libraries print is no reply.
     (tmp_path / "math_verify.py").write_text(
         "print('{\"ready\": true}')\n"
         "LatexExtractionConfig = dict\n"
@@ -341,6 +331,14 @@ def test_what_libraries_print_is_no_reply(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     own = BoxedReward(30.0)
     assert own.score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_folder_of_the_user_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "random.py").write_text("raise ImportError('not the real one')")
+    monkeypatch.chdir(tmp_path / "own")
+    assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
 
 
 def test_memory_is_capped():

@@ -87,7 +87,7 @@ class Spy:
         return [1.0] * len(completions)
 
 
-def test_plain_questions_give_texts() -> None:
+def test_plain_questions_give_texts_and_columns() -> None:
     spy = Spy()
     turns = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     columns = {"question": "q?", "examples": turns}  # a conversation beside the question
@@ -104,9 +104,13 @@ def test_plain_questions_give_texts() -> None:
             "ground_truths": [["yes"], ["yes"]],
         }.items()
     )
-
-
-def test_a_function_that_changes_a_column_changes_its_own_copy() -> None:
+    # A column goes before our ground truths, and is None where a row lacks it.
+    columns = {"ground_truths": "raw", "completions": "x"}
+    scored(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
+    assert spy.arguments["ground_truths"] == ["raw", None]
+    assert spy.arguments["completions"] == ["yes", "yes"]
+    assert spy.arguments["b"] == [None, 2]
+    # A function that changes a column changes its own copy.
     columns = {"words": ["a", "b"]}
     rows = [rollout(i, columns=columns) for i in range(2)]
     results = scored(
@@ -114,15 +118,6 @@ def test_a_function_that_changes_a_column_changes_its_own_copy() -> None:
     )
     assert [t.reward for t in results] == [2.0, 2.0]
     assert columns == {"words": ["a", "b"]}
-
-
-def test_a_column_goes_before_our_ground_truths_and_is_none_where_a_row_lacks_it() -> None:
-    spy = Spy()
-    columns = {"ground_truths": "raw", "completions": "x"}
-    scored(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
-    assert spy.arguments["ground_truths"] == ["raw", None]
-    assert spy.arguments["completions"] == ["yes", "yes"]
-    assert spy.arguments["b"] == [None, 2]
 
 
 def test_what_trl_gives_besides() -> None:

@@ -71,28 +71,8 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], di
     return run, outputs, reported
 
 
-def test_rollouts_their_tokens_and_the_update_are_reported(halves: Any) -> None:
-    _, _, reported = halves
-    rows = 6
-    assert reported["train"][0] == (0, rows)
-    assert (rows, rows) in reported["train"]
-    assert all(done < total for done, total in reported["tokens"])
-    assert reported["update"] == [(1, 2), (2, 2)] * 3
-
-
-def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(halves: Any) -> None:
-    """With two optimizer steps a batch TRL computes log π_old itself, at its temperature."""
-    run, outputs, _ = halves
-    assert len(outputs) == len(run.trajectories) == 3
-    for output, batch in zip(outputs, run.trajectories, strict=True):
-        old = output["old_per_token_logps"]
-        for row, t in enumerate(batch):
-            own = torch.tensor(t.mask) == 1
-            got = old[row, : len(t.mask)][own]
-            torch.testing.assert_close(got, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
-
-
-def test_strategy_time_counts_batches_not_optimizer_steps(halves: Any) -> None:
+def test_steps_that_share_a_batch(halves: Any) -> None:
+    # The strategy's time counts batches, not optimizer steps.
     run, _, _ = halves
     assert run.trainer.state.global_step == 6
     assert (run.joint.batches, run.strategy.batches) == (3, 3)
@@ -102,6 +82,22 @@ def test_strategy_time_counts_batches_not_optimizer_steps(halves: Any) -> None:
     assert run.folder.totals().rollouts["train"] == 18
     assert run.joint.progress(3).epoch == 0
     assert run.joint.progress(4).epoch == 1  # 3 batches × 2 questions = all 6 tasks
+    # With two optimizer steps a batch TRL computes log π_old itself, at its temperature.
+    _, outputs, _ = halves
+    assert len(outputs) == len(run.trajectories) == 3
+    for output, batch in zip(outputs, run.trajectories, strict=True):
+        old = output["old_per_token_logps"]
+        for row, t in enumerate(batch):
+            own = torch.tensor(t.mask) == 1
+            got = old[row, : len(t.mask)][own]
+            torch.testing.assert_close(got, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
+    # Rollouts, their tokens and the update are reported.
+    _, _, reported = halves
+    rows = 6
+    assert reported["train"][0] == (0, rows)
+    assert (rows, rows) in reported["train"]
+    assert all(done < total for done, total in reported["tokens"])
+    assert reported["update"] == [(1, 2), (2, 2)] * 3
 
 
 def test_a_second_call_of_train_is_refused(tmp_path: Path) -> None:

@@ -29,10 +29,14 @@ SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 
 class BoomOnRankOne(Letters):
-    """Fails while it answers the second batch's rollouts on rank 1."""
+    """Fails on rank 1 after some turns: by default while it answers the second batch's rollouts."""
+
+    def __init__(self, turns: int = 3 * 3) -> None:
+        super().__init__()
+        self._turns = turns
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        if dist.get_rank() == 1 and len(self.seen) > 3 * 3:
+        if dist.get_rank() == 1 and len(self.seen) >= self._turns:
             raise ValueError("boom")
         return super().respond(actions)
 
@@ -221,74 +225,13 @@ def work(folder: Path, rank: int) -> dict[str, Any]:
 # ---- the tests
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_two_ranks(work, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    sizes = {**SIZES, "per_device_train_batch_size": 6}
-    run = start(tmp_path_factory.mktemp("alone"), **sizes)
-    run.trainer.train()
-    return {
-        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
-        "weights": fingerprint(run),
-        "total": run.strategy.total,
-    }
-
-
-def test_there_are_two_ranks_and_both_end(ranks: list[dict[str, Any]]) -> None:
-    assert [(r["world_size"], r["comm_size"]) for r in ranks] == [(2, 2), (2, 2)]
-
-
-def test_every_group_has_one_instruction_on_both_ranks_a_split_one_too(
-    ranks: list[dict[str, Any]],
-) -> None:
-    assert ranks[0]["batches"] == ranks[1]["batches"]
-    for step, batch in enumerate(ranks[0]["batches"]):
-        mine, theirs = (r["rows"][step] for r in ranks)
-        assert [t["task"] for t in batch] == [*mine, *theirs]
-        assert mine[-1] == theirs[0]  # the group in the middle is split
-        assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
-        for group in range(3):
-            prompts = {(t["instruction"], t["prompt"]) for t in batch if t["group"] == group}
-            assert len(prompts) == 1
-
-
-def test_two_ranks_roll_out_credit_and_train_as_one_process_does(
-    ranks: list[dict[str, Any]], alone: dict[str, Any]
-) -> None:
-    assert ranks[0]["batches"] == alone["batches"]
-    assert ranks[0]["total"] == pytest.approx(alone["total"])
-    assert ranks[0]["weights"] == pytest.approx(ranks[1]["weights"], abs=0)
-    assert ranks[0]["weights"] == pytest.approx(alone["weights"], abs=1e-3)
-    twins = [b[i]["ids"] == b[i + 1]["ids"] for b in alone["batches"] for i in (0, 2, 4)]
-    assert not all(twins)  # group-mates draw differently, on whatever rank they are
-
-
-def test_an_evaluation_is_shared_and_counted_once(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[0]["scores"] == ranks[1]["scores"]
-    assert ranks[0]["rollouts"] == {"train": 18, "verify": 0, "evolve": 0, "evaluate": 2}
-
-
-def test_two_ranks_resume_exactly(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["resumed_batches"] == rank["batches"][2:]
-        assert rank["resumed_weights"] == rank["weights"]
-    assert ranks[0]["metrics"] == [1, 2, 3]
-    assert ranks[1]["metrics"] == []  # rank 0 alone writes
-
-
-def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
-    ranks: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """TRL gathers a value of every row: the rank with fewer is filled up, at the right scale."""
+def check_gradients(ranks: list[dict[str, Any]], folder: Path) -> None:
+    """TRL gathers a value of every row: the rank with fewer that matter is filled up, at the right scale."""
     assert ranks[0]["gradients"] == ranks[1]["gradients"]
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
     for name, rewards in UNEVEN.items():
         for loss_type in ("grpo", "dapo"):
-            own = tmp_path / f"alone-{name}-{loss_type}"
+            own = folder / f"alone-{name}-{loss_type}"
             alone = gradients(GRPOTrainer, tokenizer, own, rewards, loss_type=loss_type)
             together = ranks[0]["gradients"][f"{name}-{loss_type}"]
             assert together.keys() == alone.keys()
@@ -298,11 +241,9 @@ def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
                 assert close, (name, loss_type, key)
 
 
-@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
-def test_two_ranks_train_the_adapter_that_one_process_trains(
-    ranks: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    alone = train_adapter(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
+def check_adapters(ranks: list[dict[str, Any]], folder: Path) -> None:
+    """Two ranks train the adapter that one process trains."""
+    alone = train_adapter(folder / "tuned", folder / "own", per_device_train_batch_size=6)
     first, second = (rank["adapter"] for rank in ranks)
     assert first == second
     assert first["texts"] == alone["texts"]
@@ -313,20 +254,10 @@ def test_two_ranks_train_the_adapter_that_one_process_trains(
         assert run["restored"] == run["weights"]
 
 
-def test_a_failure_on_either_rank_ends_both_with_its_message(ranks: list[dict[str, Any]]) -> None:
-    boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
-    assert [rank["failures"] for rank in ranks] == [
-        {"strategy": "KeyError: 'lost'", "environment": boom},
-        {
-            "strategy": "EngineError: rank 0 stopped the run: KeyError: 'lost'",
-            "environment": boom,
-        },
-    ]
-
-
-def test_two_ranks_distil_as_one_process_does(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+def check_distillation(ranks: list[dict[str, Any]], folder: Path) -> None:
+    """Two ranks distil as one process does."""
     first, second = (rank["distilled"] for rank in ranks)
-    alone = distil(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
+    alone = distil(folder / "hinted", folder / "own", per_device_train_batch_size=6)
     for name, expected in alone.items():
         assert first[name]["weights"] == second[name]["weights"]
         assert first[name]["weights"] == pytest.approx(expected["weights"], abs=1e-3)
@@ -336,3 +267,50 @@ def test_two_ranks_distil_as_one_process_does(ranks: list[dict[str, Any]], tmp_p
             assert got["distil/share" if "filtered" in name else "p2o/logprob_tokens"] > 0
     masked = [row["p2o/ratio_masked_share"] for row in alone["both/masked"]["metrics"]]
     assert 0 < sum(masked) < len(masked)
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
+def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
+    ranks = on_two_ranks(work, tmp_path)
+    check_gradients(ranks, tmp_path)
+    check_adapters(ranks, tmp_path)
+    check_distillation(ranks, tmp_path)
+    run = start(tmp_path / "one", **{**SIZES, "per_device_train_batch_size": 6})
+    run.trainer.train()
+    batches = [[seen(t) for t in batch] for batch in run.trajectories]
+    assert [(r["world_size"], r["comm_size"]) for r in ranks] == [(2, 2), (2, 2)]
+    # Every group has one instruction on both ranks, a split one, too.
+    assert ranks[0]["batches"] == ranks[1]["batches"]
+    for step, batch in enumerate(ranks[0]["batches"]):
+        mine, theirs = (r["rows"][step] for r in ranks)
+        assert [t["task"] for t in batch] == [*mine, *theirs]
+        assert mine[-1] == theirs[0]  # the group in the middle is split
+        assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
+        for group in range(3):
+            prompts = {(t["instruction"], t["prompt"]) for t in batch if t["group"] == group}
+            assert len(prompts) == 1
+    # They do as one process does.
+    assert ranks[0]["batches"] == batches
+    assert ranks[0]["total"] == pytest.approx(run.strategy.total)
+    assert ranks[0]["weights"] == pytest.approx(ranks[1]["weights"], abs=0)
+    assert ranks[0]["weights"] == pytest.approx(fingerprint(run), abs=1e-3)
+    twins = [b[i]["ids"] == b[i + 1]["ids"] for b in batches for i in (0, 2, 4)]
+    assert not all(twins)  # group-mates draw differently, on whatever rank they are
+    # An evaluation is shared and counted once.
+    assert ranks[0]["scores"] == ranks[1]["scores"]
+    assert ranks[0]["rollouts"] == {"train": 18, "verify": 0, "evolve": 0, "evaluate": 2}
+    # They resume exactly.
+    for rank in ranks:
+        assert rank["resumed_batches"] == rank["batches"][2:]
+        assert rank["resumed_weights"] == rank["weights"]
+    assert ranks[0]["metrics"] == [1, 2, 3]
+    assert ranks[1]["metrics"] == []  # rank 0 alone writes
+    # A failure on either rank ends both with its message.
+    boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
+    assert [rank["failures"] for rank in ranks] == [
+        {"strategy": "KeyError: 'lost'", "environment": boom},
+        {
+            "strategy": "EngineError: rank 0 stopped the run: KeyError: 'lost'",
+            "environment": boom,
+        },
+    ]

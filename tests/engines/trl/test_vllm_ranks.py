@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch.distributed as dist
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.engines.trl.vllm_sampler import SharedSession
 from cotune.policy.codec import HFCodec
-from cotune.types import Action, Response, Sample, SampleRequest, Sampling
+from cotune.types import Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.ranks import on_two_ranks
 from tests.engines.trl.setup import Run, start
-from tests.engines.trl.test_two_ranks import SIZES, fingerprint, seen
+from tests.engines.trl.test_two_ranks import SIZES, BoomOnRankOne, fingerprint, seen
 from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.thread_ranks import ThreadRank, Threads
 
@@ -139,15 +138,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class BoomOnRankOne(Letters):
-    """Fails at rank 1's first turn, while rank 0 goes on to its last."""
-
-    def respond(self, actions: Sequence[Action]) -> list[Response]:
-        if dist.get_rank() == 1:
-            raise ValueError("boom")
-        return super().respond(actions)
-
-
 def evaluations(run: Run, engine: Engine) -> dict[str, Any]:
     """Rollouts of one task, which leave rank 1 without any, and of seven; the latter also in parts."""
     found: list[list[dict[str, Any]]] = []
@@ -189,7 +179,7 @@ def fail(folder: Path, rank: int, engine: Engine) -> None:
     given: dict[str, Any] = {
         "server": {},
         "weights": {},
-        "environment": {"environment": BoomOnRankOne()},
+        "environment": {"environment": BoomOnRankOne(turns=0)},
     }
     for name, parts in given.items():
         run = start(folder / f"{name}{rank}", **parts, **changes)
@@ -205,18 +195,8 @@ def fail(folder: Path, rank: int, engine: Engine) -> None:
         engine.refuses_weights = False
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Where two ranks wrote, and what each saw in every mode."""
-    folder = tmp_path_factory.mktemp("ranks")
-    return folder, on_two_ranks(train_in_each_mode, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["server", "shared", "colocate"])
-def test_two_ranks_train_and_evaluate_the_same_policy(mode: str, ranks: Any) -> None:
-    """TRL's own gathering and slicing over ranks, above the fake engine."""
-    first, second = (rank[mode] for rank in ranks[1])
+def check_mode(mode: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Both ranks train and evaluate the same policy."""
     for name in ("batches", "weights", "evaluations"):
         assert first[name] == second[name]
     one, seven, in_parts = first["evaluations"]
@@ -243,8 +223,13 @@ def test_two_ranks_train_and_evaluate_the_same_policy(mode: str, ranks: Any) -> 
 
 
 @pytest.mark.slow
-def test_a_failure_of_the_server_or_of_one_rank_ends_both_with_its_message(ranks: Any) -> None:
-    said = {path.stem: path.read_text() for path in ranks[0].glob("*.txt")}
+def test_two_ranks_train_and_evaluate_the_same_policy(tmp_path: Path) -> None:
+    """TRL's own gathering and slicing over ranks, above the fake engine."""
+    first, second = on_two_ranks(train_in_each_mode, tmp_path)
+    for mode in MODES:
+        check_mode(mode, first[mode], second[mode])
+    # A failure of the server or of one rank ends both with its message.
+    said = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
     server = (
         "RolloutFailed: a rollout failed; rank 0: HTTPError: Request failed: 500, the engine died; "
         "rank 1: EngineError: rank 0 got nothing from the vLLM server"
