@@ -3,8 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def paraphrase_prompt(parent: str, *arguments: Any, **more: Any) -> str:
     return propose(Instruction("i0", parent), None, *arguments, **more).prompt
 
 
+def jsonl(path: Path, rows: Iterable[Any]) -> Path:
+    """Write a file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of a file."""
     import fcntl
@@ -108,10 +115,13 @@ def make_trajectory(
     reward: float,
     text: str = "<answer> wrong </answer>",
     stop: StopReason = StopReason.ANSWERED,
+    **fields: Any,
 ) -> Trajectory:
-    return Trajectory(
+    """A rollout of one turn and two tokens, of which the second closes it; `fields` replace its own."""
+    made = Trajectory(
         assignment, (1,), (1,), (2, 3), (1, 0), (-0.5, 0.0), (Turn(text),), stop, None, reward
     )
+    return replace(made, **fields)
 
 
 def one_step(

@@ -182,3 +182,9 @@ class ScriptedSession:
         ids = codec.encode(reply) if isinstance(reply, str) else reply
         kept = tuple(ids[: request.max_tokens])
         return Sample(kept, (self._sampler.logprob,) * len(kept))
+
+
+def shown(trajectory: Trajectory, own: int) -> str:
+    """What the policy wrote (1) or what it was shown (0), a character a token."""
+    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
+    return CharacterCodec().decode([token for token, mask in pairs if mask == own])

@@ -21,18 +21,13 @@ from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
 from cotune.data.splits import SPLITS, hold_out, warn
 from cotune.types import Task
 from cotune.utils.validation import describe
-from tests.helpers import raises_line
+from tests.helpers import jsonl, raises_line
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def questions(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [{"question": f"What is {i}?", "answer": i} for i in range(first, first + count)]
-
-
-def jsonl(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def parquet(path: Path, rows: Rows, features: Features | None = None) -> Path:

@@ -18,7 +18,8 @@ from cotune.run.best import read_best
 from cotune.run.checkpoints import save_state, trained_steps
 from cotune.run.record import Record
 from cotune.run.scores import score_trajectories
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Task, Trajectory
+from tests.helpers import make_trajectory, under
 
 
 class Fake(Engine):
@@ -99,11 +100,7 @@ def _tasks(setup: Preflight) -> list[Task]:
 
 
 def _trajectory(task: Task, reward: float, instruction: str) -> Trajectory:
-    prompt = Prompt(instruction)
-    return Trajectory(
-        Assignment(task, prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,), (0.0,), (),
-        StopReason.ANSWERED, None, reward,
-    )  # fmt: skip
+    return make_trajectory(under(task, instruction), reward, turns=())
 
 
 ENGINE = Fake()

@@ -86,7 +86,7 @@ def test_what_a_task_environment_is_without_more() -> None:
 def test_the_answer_is_the_last_turn_without_its_thoughts(
     turns: tuple[str, ...], answer: str | None
 ) -> None:
-    trajectory = replace(make_trajectory(under(TASK), 0.0), turns=tuple(map(Turn, turns)))
+    trajectory = make_trajectory(under(TASK), 0.0, turns=tuple(map(Turn, turns)))
     assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
 
 

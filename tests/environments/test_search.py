@@ -8,7 +8,6 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from cotune.rewards.qa import exact_match
 from cotune.types import Action, Limits, Prompt, Response, Task, Trajectory, Turn
 from tests.data.test_benchmarks import SEARCH_R1_TOLD, search_r1
 from tests.data.test_benchmarks import write as write_parquet
-from tests.helpers import make_trajectory, under
+from tests.helpers import jsonl, make_trajectory, under
 from tests.loopback import retrieval_server
 from tests.scripted import CharacterCodec, roll_out
 
@@ -73,7 +72,7 @@ def action(text: str, last: bool = False) -> Action:
 
 
 def trajectory(*turns: Turn, instruction: str = "i") -> Trajectory:
-    return replace(make_trajectory(under(TASK, instruction, "a hint"), 0.0), turns=turns)
+    return make_trajectory(under(TASK, instruction, "a hint"), 0.0, turns=turns)
 
 
 def test_a_batch_is_answered_in_order_with_one_call():
@@ -135,22 +134,17 @@ def test_score_ignores_prompt_and_observations(texts: list[str], planted: str):
     assert env.score(hostile) == env.score(clean)
 
 
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 TASKS = {split: [Task(split, f"Oslo, {split}?", ("Norway",))] for split in SPLITS}
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> SearchOptions:
-    corpus = write(
-        tmp_path / "corpus.jsonl",
-        {"id": 0, "contents": '"Bergen"\nA city like Oslo, near Oslo, by train from Oslo.'},
-        {"id": 1, "contents": '"Oslo"\nThe capital of Norway.'},
-        {"id": 2, "contents": "Nothing of note."},
+    passages = (
+        '"Bergen"\nA city like Oslo, near Oslo, by train from Oslo.',
+        '"Oslo"\nThe capital of Norway.',
+        "Nothing of note.",
     )
+    corpus = jsonl(tmp_path / "corpus.jsonl", ({"contents": passage} for passage in passages))
     return SearchOptions(corpus=corpus, top_k=1)
 
 
@@ -371,11 +365,8 @@ def test_a_corpus(write_text: Callable[[str], Path]):
 @given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=5))
 def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "c.jsonl"
-        rows = [
-            json.dumps({"id": i, "contents": f'"{t}"\n{x}'}) for i, (t, x) in enumerate(passages)
-        ]
-        path.write_text("\n".join(rows), encoding="utf-8")
+        rows = ({"id": i, "contents": f'"{t}"\n{x}'} for i, (t, x) in enumerate(passages))
+        path = jsonl(Path(folder) / "c.jsonl", rows)
         read_back = [split_contents(contents) for contents in read_corpus(path)]
         assert read_back == [(t.strip(), x.strip()) for t, x in passages]
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from cotune.rewards.boxed import BoxedReward
 from cotune.rewards.qa import exact_match
 from cotune.run.run_dir import RunDir
 from cotune.types import Action, Limits, Response, StopReason, Task, Trajectory, Turn
-from tests.helpers import make_trajectory, under
+from tests.helpers import jsonl, make_trajectory, under
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 from tests.scripted import CharacterCodec, Reply, roll_out
@@ -56,7 +55,7 @@ async def short(completions, prompts, **kwargs):
 def folder(tmp_path: Path) -> Path:
     """Twenty questions, and rewards."""
     rows = [{"question": f"Question {i}?", "level": 1 + i % 2} for i in range(20)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(tmp_path / "data.jsonl", rows)
     (tmp_path / "rewards.py").write_text(REWARDS)
     return tmp_path
 
@@ -158,8 +157,8 @@ def run(reply: Reply, limits: Limits = ONE_TURN) -> Trajectory:
 
 
 def trajectory(text: str, observation: str = "", instruction: str = "i") -> Trajectory:
-    made = make_trajectory(under(TASK, instruction, instruction), 0.0)
-    return replace(made, turns=(Turn(text, observation),))
+    hinted = under(TASK, instruction, instruction)
+    return make_trajectory(hinted, 0.0, turns=(Turn(text, observation),))
 
 
 def test_an_episode_that_answers() -> None:

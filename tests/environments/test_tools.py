@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +166,7 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
     ],
 )
 def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | None) -> None:
-    trajectory = replace(make_trajectory(under(TASK), 0.0), turns=tuple(turns))
+    trajectory = make_trajectory(under(TASK), 0.0, turns=tuple(turns))
     assert environment().score(trajectory) == (0.0, answer)
 
 

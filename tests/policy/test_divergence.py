@@ -1,7 +1,6 @@
 """KL(π_p ‖ π_q) of a token, over the whole vocabulary."""
 
 import math
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -35,8 +34,9 @@ def test_by_hand() -> None:
 
 
 def rollout(prompt: list[int], completion: list[int], mask: list[int]) -> Trajectory:
-    return replace(
-        make_trajectory(under(Task("a", "", ())), 0.0),
+    return make_trajectory(
+        under(Task("a", "", ())),
+        0.0,
         sampled_prompt_ids=tuple(prompt),
         completion_ids=tuple(completion),
         mask=tuple(mask),

@@ -17,8 +17,8 @@ import torch
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.functions import FEEDBACK_CHARS, RewardFunctions, WeightedReward
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from tests.helpers import raises_line
+from cotune.types import Assignment, Prompt, Task, Trajectory, Turn
+from tests.helpers import make_trajectory, raises_line
 
 INSTRUCTION = "Do it."
 CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q0?"}]}
@@ -42,17 +42,10 @@ def rollout(
     )
     sampled, trained = Prompt(INSTRUCTION, "A hint."), Prompt(INSTRUCTION)
     turns = tuple(Turn(text, observation=" seen") for text in texts)
-    return Trajectory(
-        assignment=Assignment(task, sampled, trained, "i0", index),
-        sampled_prompt_ids=(9, 9),
-        prompt_ids=(9,),
-        completion_ids=(1, 2, 3, 0),
-        mask=(1, 0, 1, 0),
-        logprobs=(-1.0, 0.0, -1.0, 0.0),
-        turns=turns,
-        stop=StopReason.ANSWERED,
-        answer=texts[-1] if texts else None,
-    )
+    assignment = Assignment(task, sampled, trained, "i0", index)
+    tokens = {"completion_ids": (1, 2, 3, 0), "mask": (1, 0, 1, 0)}
+    answer = texts[-1] if texts else None
+    return make_trajectory(assignment, 0.0, turns=turns, answer=answer, **tokens)
 
 
 def scored(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> list[Trajectory]:

@@ -24,7 +24,7 @@ from cotune.types import (
     Turn,
 )
 from tests.helpers import raises_line
-from tests.scripted import CharacterCodec, Reply, ScriptedSampler
+from tests.scripted import CharacterCodec, Reply, ScriptedSampler, shown
 
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id
@@ -73,11 +73,6 @@ def run(
     )
     session = ScriptedSampler(CODEC, replies, logprob=-0.25).open(Sampling())
     return run_episodes(episodes, environment, session)[0]
-
-
-def shown(trajectory: Trajectory, mask: int) -> str:
-    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
-    return CODEC.decode([token for token, own in pairs if own == mask])
 
 
 def test_a_completion_is_what_was_emitted_and_what_was_observed_token_by_token() -> None:

@@ -18,7 +18,7 @@ from cotune.types import (
 )
 from tests import scripted
 from tests.helpers import add, under
-from tests.scripted import CharacterCodec, Reply
+from tests.scripted import CharacterCodec, Reply, shown
 
 TASK = Task("q0", "3 + 4?", ("7",))
 CODEC = CharacterCodec()
@@ -63,29 +63,19 @@ def roll_out(
     )[0]
 
 
-def own(trajectory: Trajectory) -> str:
-    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
-    return CODEC.decode([token for token, mine in pairs if mine])
-
-
-def observed(trajectory: Trajectory) -> str:
-    pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
-    return CODEC.decode([token for token, mine in pairs if not mine])
-
-
 def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() -> None:
     trajectory = roll_out([ADD, ANSWER])
 
     assert trajectory.stop is StopReason.ANSWERED
     assert trajectory.answer == "It is 7."
-    assert own(trajectory) == CODEC.decode(ADD + ANSWER)
-    assert observed(trajectory) == "[tool: 7]"
+    assert shown(trajectory, 1) == CODEC.decode(ADD + ANSWER)
+    assert shown(trajectory, 0) == "[tool: 7]"
     assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
     # A turn that was not closed is closed before the result.
     trajectory = roll_out([ADD[:-1], ANSWER])
 
-    assert observed(trajectory) == f"{chr(EOS)}[tool: 7]"
-    assert own(trajectory) == CODEC.decode(ADD[:-1] + ANSWER)
+    assert shown(trajectory, 0) == f"{chr(EOS)}[tool: 7]"
+    assert shown(trajectory, 1) == CODEC.decode(ADD[:-1] + ANSWER)
     # A reply that did not fit is none of its messages.
     (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
 
@@ -110,7 +100,7 @@ def test_results_share_the_limit_of_an_observation() -> None:
     )
     trajectory = roll_out([made, ANSWER], Limits(turn_tokens=400, observation_tokens=24))
 
-    assert observed(trajectory) == f"[tool: {'a' * 10}][tool: bbbb][tool: {'c' * 10}]"
+    assert shown(trajectory, 0) == f"[tool: {'a' * 10}][tool: bbbb][tool: {'c' * 10}]"
     assert (
         trajectory.turns[0].observation
         == f"\nrepeat: {'a' * 10}\nrepeat: bbbb\nrepeat: {'c' * 10}\n"
@@ -122,8 +112,8 @@ def test_results_share_the_limit_of_an_observation() -> None:
     [("trajectory", StopReason.TOKEN_LIMIT), ("context", StopReason.CONTEXT_LIMIT)],
 )
 def test_a_result_that_does_not_fit_ends_the_episode(room: str, stop: StopReason) -> None:
-    shown = "[tool: 7]"
-    fitting = len(ADD) + len(shown) + 2  # a token to write, and a closing EOS
+    result = "[tool: 7]"
+    fitting = len(ADD) + len(result) + 2  # a token to write, and a closing EOS
     prompt = len(CODEC.encode("[add][repeat]Add.\n\n3 + 4?"))
     limits = {"turn_tokens": 400}
 
@@ -134,7 +124,7 @@ def test_a_result_that_does_not_fit_ends_the_episode(room: str, stop: StopReason
 
     enough, short = within(fitting), within(fitting - 1)
 
-    assert observed(enough).startswith(shown)
+    assert shown(enough, 0).startswith(result)
     assert len(enough.turns) == 2
     assert short.stop is stop
     assert len(short.turns) == 1

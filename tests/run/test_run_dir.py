@@ -13,31 +13,28 @@ from cotune.errors import ConfigError
 from cotune.run.json_files import json_line, plain, read_jsonl, write_atomic
 from cotune.run.record import Record
 from cotune.run.run_dir import read_summary, write_summary
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from tests.helpers import raises_line
+from cotune.types import Assignment, Prompt, Task, Trajectory, Turn
+from tests.helpers import make_trajectory, raises_line
 
 CONFIG = {"name": "demo", "seed": 7, "limits": {"turns": 4}, "rewards": ("em", "f1")}
 
 
-def make_trajectory(trained: Prompt | None = None) -> Trajectory:
+def searched(trained: Prompt | None = None) -> Trajectory:
+    """A rollout of two turns, of which the environment wrote two tokens."""
     prompt = Prompt("Search, then answer.")
-    assignment = Assignment(
-        Task("q1", "Where is Wusu?", ("China",), "1 hop"), prompt, trained or prompt, "i3", 2
-    )
-    return Trajectory(
-        assignment,
+    task = Task("q1", "Where is Wusu?", ("China",), "1 hop")
+    return make_trajectory(
+        Assignment(task, prompt, trained or prompt, "i3", 2),
+        1.0,
         sampled_prompt_ids=(1, 2, 3),
         prompt_ids=(1, 2, 3) if trained is None else (1, 3),
         completion_ids=(4, 5, 6, 7),
         mask=(1, 0, 0, 1),
-        logprobs=(-0.5, 0.0, 0.0, -0.1),
         turns=(
             Turn("<search>Wusu</search>", "<information>…</information>", "search"),
             Turn("<answer>China</answer>", "", "answer", "late"),
         ),
-        stop=StopReason.ANSWERED,
         answer="China",
-        reward=1.0,
     )
 
 
@@ -121,8 +118,8 @@ def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value
 
 
 def test_trajectories_are_kept_in_full(run: Record) -> None:
-    run.rollouts(3, "train", [make_trajectory()])
-    run.rollouts(3, "train", [make_trajectory(trained=Prompt("Search, then answer.", "hint"))])
+    run.rollouts(3, "train", [searched()])
+    run.rollouts(3, "train", [searched(trained=Prompt("Search, then answer.", "hint"))])
     first, second = run.read_trajectories(3, "train")
     assert first == {
         "step": 3, "attempt": 1, "purpose": "train",
@@ -151,7 +148,7 @@ def filled(run: Record) -> None:
     for step in range(1, 5):
         run.event("instruction_born", step, id=f"i{step}", text="t", parent=None)
         run.metrics(step, {"reward": step / 10})
-        run.rollouts(step, "train", [make_trajectory()])
+        run.rollouts(step, "train", [searched()])
     run.write_summary({"name": "demo"})
 
 

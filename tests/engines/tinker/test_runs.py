@@ -123,7 +123,7 @@ def test_a_run_whose_episodes_do_not_wait_broken_during_rollouts_is_the_unbroken
 def test_the_server_evaluates_what_it_kept(
     runs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the same scores as at the end of the run, and no adapter that could be trained."""
+    # With the same scores as at the end of the run, and no adapter that could be trained.
     run, _, _, server, _ = runs
     server.install(monkeypatch)
     names: list[str] = []
@@ -142,13 +142,7 @@ def test_the_server_evaluates_what_it_kept(
     # In this process, with the exported adapter.
     assert rewards(EvaluationOptions(), "training.engine=trl")["best"] == scores["after"]
     assert set(names) == {"get", "capabilities", "sample"}
-
-
-def test_the_server_scores_quadrants_without_a_divergence(
-    runs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _, _, server, _ = runs
-    server.install(monkeypatch)
+    # It scores quadrants without a divergence.
     config = recorded_config(run)
     options = EvaluationOptions(samples=2)
     quadrants = evaluate_quadrants(config, run, options, None, engine_of(config).open_policy)
@@ -189,7 +183,7 @@ def test_what_cannot_be_evaluated_is_one_line(
     assert "variable TINKER_API_KEY is not set" in refused("evaluate", run.path, *hosted)
 
 
-def test_what_is_left_on_the_server_and_in_the_folder(runs: Any) -> None:
+def test_what_is_left_on_the_server_and_in_the_folder(runs: Any, policy: str) -> None:
     unbroken, broken, error, whole, _ = runs
     kept = complete_checkpoints(unbroken.checkpoints_path)
     assert [path.name for path in kept] == ["checkpoint-4", "checkpoint-2"]
@@ -202,6 +196,19 @@ def test_what_is_left_on_the_server_and_in_the_folder(runs: Any) -> None:
     files = [p for run in (unbroken, broken) for p in run.path.rglob("*") if p.is_file()]
     assert not [p for p in files if KEY.encode() in p.read_bytes()]
     assert KEY not in error
+    # The best policy is an adapter that PEFT loads.
+    config = json.loads((unbroken.best_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == policy
+    assert len(config["target_modules"]) == 7
+    assert (unbroken.best_path / "chat_template.jinja").is_file()
+    assert "adapter" in (unbroken.best_path / "README.md").read_text().lower()
+    model, _ = load(unbroken.best_path, "float32")
+    served = whole.create_sampling_client(best).owner.model
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, served(ids).logits, atol=1e-5)
+        base, _ = load(policy, "float32")
+        assert not torch.allclose(model(ids).logits, base(ids).logits, atol=1e-3)
 
 
 def test_an_interrupted_save_leaves_the_older_best_on_the_server(
@@ -237,27 +244,9 @@ def test_an_archive_that_is_none_is_one_line(
         adapter.export("best-1", tmp_path / "best", "base")
 
 
-def test_the_best_policy_is_an_adapter_that_peft_loads(runs: Any, policy: str) -> None:
-    unbroken, _, _, whole, _ = runs
-    config = json.loads((unbroken.best_path / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == policy
-    assert len(config["target_modules"]) == 7
-    assert (unbroken.best_path / "chat_template.jinja").is_file()
-    assert "adapter" in (unbroken.best_path / "README.md").read_text().lower()
-    model, _ = load(unbroken.best_path, "float32")
-    saved = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
-    kept = whole.create_sampling_client(saved).owner.model
-    ids = torch.tensor([[2, 5, 6, 7, 8, 9]])
-    with torch.no_grad():
-        assert torch.allclose(model(ids).logits, kept(ids).logits, atol=1e-5)
-        base, _ = load(policy, "float32")
-        assert not torch.allclose(model(ids).logits, base(ids).logits, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"kind": "static"},
         P2O,
         FST,
         {**INSPO, "groups": "mixed", "target": "initial"},
@@ -293,19 +282,6 @@ def test_a_spent_budget_ends_the_run_once(
     assert [p.name for p in complete_checkpoints(run.checkpoints_path)] == ["checkpoint-2"]
     resume(run.path, quiet=True, assignments=["training.rollout_budget=40"])
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
-
-
-def test_a_checkpoint_of_another_run_changes_nothing(
-    server: FakeServer, policy: str, tmp_path: Path
-) -> None:
-    server.fail = failing("update", 3 + 2)
-    with pytest.raises(EngineError):
-        train(letters(tmp_path / "run", policy, {"kind": "static"}), quiet=True)
-    server.fail = lambda name: None
-    file = tmp_path / "run" / "checkpoints" / "checkpoint-2" / "cotune-state.json"
-    file.write_text(file.read_text().replace('"seed": "0"', '"seed": "1"'))
-    with pytest.raises(Exception, match=r"damaged|is not what the saved run began with"):
-        resume(tmp_path / "run", quiet=True)
 
 
 def test_the_rate_follows_its_schedule(policy: str, tmp_path: Path) -> None:

@@ -160,15 +160,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def rolled_out(run: RunDir, step: int) -> list[dict[str, Any]]:
     """A step's rollouts: what was assigned, and the tokens."""
-    file = run.path / "trajectories" / f"train-{step:06d}.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return [
-        {
-            "task": row["task"]["id"],
-            **{name: row[name] for name in ("instruction", "group", "sampled", "completion_ids")},
-        }
-        for row in rows
-    ]
+    names = ("task", "instruction", "group", "sampled", "completion_ids")
+    return [{name: row[name] for name in names} for row in run.read_trajectories(step, "train")]
 
 
 def weights(run: RunDir) -> dict[str, torch.Tensor]:

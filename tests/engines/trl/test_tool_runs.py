@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 
 from cotune.cli.train import train
 from cotune.policy.codec import HFCodec
+from cotune.run.run_dir import RunDir
+from tests.helpers import jsonl
 from tests.policy.bigram import save
 from tests.run_files import tiny, write
 
@@ -73,10 +75,9 @@ def run_file(folder: Path, **changes: Any) -> dict[str, Any]:
     """A run of two steps in a folder with tools, data and a policy."""
     (folder / "own.py").write_text(TOOLS)
     rows = [{"question": f"3 + 4? ({i})", "answer": "seven"} for i in range(20)]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(folder / "data.jsonl", rows)
     policy = folder / "policy"
-    if not policy.exists():
-        save(policy, TURNS)
+    save(policy, TURNS)
     own = str(folder / "own.py")
     return tiny(
         folder / "out",
@@ -105,23 +106,18 @@ def run_file(folder: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
-    """The training rollouts of a run, as they were written down."""
+def trained(folder: Path, **changes: Any) -> tuple[RunDir, list[dict[str, Any]]]:
+    """A finished run, and its training rollouts as they were written down."""
     file = write(folder / "run.yaml", run_file(folder, **changes))
-    out = train(file, Console(quiet=True))
-    files = sorted((out / "trajectories").glob("train-*.jsonl"))
-    assert files
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    run = RunDir.open(train(file, Console(quiet=True)))
+    steps = [step for step, purpose in run.trajectory_files() if purpose == "train"]
+    assert steps
+    return run, [row for step in steps for row in run.read_trajectories(step, "train")]
 
 
 @pytest.mark.slow
 def test_a_run_file_with_tools_is_trained(tmp_path: Path) -> None:
-    rows = trained(tmp_path)
+    run, rows = trained(tmp_path)
     codec = HFCodec(AutoTokenizer.from_pretrained(tmp_path / "out" / "best"))
 
     turns = [turn for row in rows for turn in row["turns"]]
@@ -136,7 +132,7 @@ def test_a_run_file_with_tools_is_trained(tmp_path: Path) -> None:
         assert '"name": "add"' in codec.decode(row["prompt_ids"])
         assert row["reward"] == float(row["answer"] == "seven")
         assert row["reward_parts"] == {"right": row["reward"]}
-    last = metrics(tmp_path)[-1]
+    last = run.read_metrics()[-1]
     assert last["step"] == 2
     assert last["grad_norm"] > 0
     assert 0 < last["turn_error_share"] < 1
@@ -147,7 +143,7 @@ def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) 
     factory = f"{tmp_path / 'own.py'}:Adder"
     environment = {"kind": "trl", "factory": factory, "validation": 2, "test": 2}
 
-    rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
+    _, rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
 
     asked: dict[tuple[int, int], set[str]] = {}
     for row in rows:

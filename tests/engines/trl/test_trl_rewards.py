@@ -15,8 +15,9 @@ from trl.rewards import (
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.types import Task, Trajectory
 from tests.engines.trl.script_runs import begin
+from tests.helpers import make_trajectory, under
 from tests.policy.tiny import Letters
 
 WORLD = SingleTurnEnvironment({}, "")
@@ -28,16 +29,8 @@ def rollout(text: str, index: int) -> Trajectory:
     row = {"prompt": [{"role": "user", "content": question}], "solution": r"$\frac{1}{6}$"}
     task = Task(f"t{index}", question, (), chat=True, columns=row)
     ids = (5, 5, 5, 5) if index else (1, 2, 3, 4)
-    return Trajectory(
-        assignment=Assignment(task, Prompt(""), Prompt(""), "i0", index),
-        sampled_prompt_ids=(1,),
-        prompt_ids=(1,),
-        completion_ids=(*ids, 0),
-        mask=(1, 1, 1, 1, 0),
-        logprobs=(0.0,) * 5,
-        turns=(Turn(text),),
-        stop=StopReason.ANSWERED,
-    )
+    tokens = {"completion_ids": (*ids, 0), "mask": (1, 1, 1, 1, 0)}
+    return make_trajectory(under(task), 0.0, text, **tokens)
 
 
 def test_the_functions_that_come_with_trl() -> None:

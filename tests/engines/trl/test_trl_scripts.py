@@ -4,7 +4,6 @@ After TRL's quick start, GSM8K with a system message, XML tags with five reward 
 and plain prompts that end with the beginning of the answer. Each script is a function of the trainer's class.
 """
 
-import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from cotune.experiments.evaluate.evaluation import evaluate_run
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.export.export import export
 from cotune.types import Completion, Prompt
+from tests.helpers import jsonl
 from tests.policy.tiny import small_policy
 
 POLICY = str(Path(__file__).parents[3] / "examples" / "three_tools" / "policy")
@@ -317,9 +317,8 @@ def test_a_scripts_run_is_exported_and_scored_outside_the_script(
     told = [q | {"content": f"{PREAMBLE}\n\n{q['content']}"} for q in questions]
     mean = trainer.evaluate([{"prompt": [q], "answer": "7"} for q in told])["eval_reward"]
     for messages in (told, questions):  # in the script's form, and without the instruction
-        path = tmp_path / "questions.jsonl"
         rows = [{"prompt": [message], "answer": "7"} for message in messages]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = jsonl(tmp_path / "questions.jsonl", rows)
         (result,) = evaluate_run(config, run, EvaluationOptions(questions=[path])).sets
         assert result.figures[0].mean == pytest.approx(mean)
     with pytest.raises(ConfigError, match="--questions FILE"):
