@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 31_890,
+    "lines of src": 31_904,
     "lines of lab": 7_000,
     "lines of tests": 37_740,
     "words of docs": 30_000,

@@ -151,6 +151,23 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: C
     record.write_text(before)
 
 
+def test_what_runs_would_train_alike_is_trained_once(
+    run: RunConfig, tmp_path: Path, start: Start, run_command: Command
+) -> None:
+    processes = start(trained)
+    other = shutil.copytree(run.output, tmp_path / "other")
+    text = (other / "run.yaml").read_text()
+    (other / "run.yaml").write_text(text.replace("INSPO, seed 0", "Other, seed 0"))
+    task = tmp_path / "next.yaml"
+    task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
+    words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
+    assert run_command("measure", *words).status == 0
+    assert len(processes.started) == 3  # from the initial policy, and from two best ones
+    rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
+    ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}
+    assert ends == {(name, start) for name in ("INSPO", "Other") for start in ("initial", "best")}
+
+
 def test_a_next_task_that_fails_leaves_the_rest(
     run: RunConfig, tmp_path: Path, start: Start, run_command: Command
 ) -> None:

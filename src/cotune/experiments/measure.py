@@ -7,6 +7,7 @@ What is measured are tables as `experiments.statistics` has them, with the colum
 every figure, the initial policy comes first.
 """
 
+import json
 import os
 import re
 import shlex
@@ -97,6 +98,16 @@ class NextTasks(Chain):
         raw = merge(raw, {"training": {"rollout_budget": rollouts}})
         raw |= {"name": f"{self.name}, {name}", "output": str(self.folder / name)}
         return parse_config(raw, f"--then {name}")
+
+    @property
+    def settings(self) -> str:
+        """What its training depends on, as text."""
+        raws = [dump_config(config) for config in self.planned]
+        for raw, config in zip(raws, self.planned, strict=True):
+            raw.update(name="", output="")
+            if config.method.evolves is None:
+                raw["llm"] = None
+        return json.dumps(raws, sort_keys=True)
 
 
 # ---- what is measured
@@ -399,8 +410,14 @@ def measure(
     texts = read_bank(Path(reworded), "--reworded") if reworded not in ("", LINEAGE) else []
     if reworded == LINEAGE:
         texts = list({row.text: 0 for run in runs for row in instruction_rows(run.run)})
-    chains = [(run, chain) for run in runs for chain in run.next_tasks(tasks, output)]
-    training = [chain for _, chain in chains]
+    # What several runs would train alike, from their initial policy, is trained once.
+    distinct: dict[str, NextTasks] = {}
+    chains = [
+        (run, distinct.setdefault(chain.settings, chain))
+        for run in runs
+        for chain in run.next_tasks(tasks, output)
+    ]
+    training = list(distinct.values())
     look_at(training)
     if then:
         allow_hub()
@@ -430,8 +447,8 @@ def measure(
         "notices": failed,
         "figures": figures_of(values),
     }
-    json = output / "measure.json"
-    write_json_atomic(json, plain({"schema_version": 1, "kind": "measure"} | data, json.name))
+    file = output / "measure.json"
+    write_json_atomic(file, plain({"schema_version": 1, "kind": "measure"} | data, file.name))
     tables = measure_tables(data["figures"])
     page = write_page(
         output, "measure.html.j2", {**data, "tables": tables, "chart": drift_chart(data["figures"])}
@@ -439,7 +456,7 @@ def measure(
     for table in tables:
         console.print(on_console(table))
         console.print(table.notes, markup=False, highlight=False, soft_wrap=True)
-    for line in (*data["notices"], f"figures: {json}   report: {page}"):
+    for line in (*data["notices"], f"figures: {file}   report: {page}"):
         console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     if failed:
         raise ChainsFailed("; ".join(failed))
