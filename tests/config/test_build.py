@@ -74,7 +74,7 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bank.txt").write_text("one\n\ntwo")
     (tmp_path / "my.py").write_text(
-        "class My:\n    def complete(self, prompt): return prompt.upper()\n"
+        "class My:\n    seed = 0\n    def complete(self, prompt): return f'{prompt} {self.seed}'\n"
     )
     bank = config({"kind": "inspo"}, llm={"kind": "bank", "path": "bank.txt"})
     own = config({"kind": "inspo"}, llm="my.py:My")
@@ -84,25 +84,12 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     texts = build_llm(bank.proposer, 0, record).complete(paraphrase_prompt(BOXED, 3)).text
     assert texts == "<ins_1>\none\n</ins_1>\n\n<ins_2>\ntwo\n</ins_2>"
     assert record.read_costs() == []  # no LLM was asked
-    mine = build_llm(own.proposer, 0, record)
-    assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
+    mine = build_llm(own.proposer, 7, record)  # one with a seed gets the run's
+    assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "a 7")
     assert [row.model for row in record.read_costs()] == ["my.py:My"]
     sections = {"llm": {"kind": "python", "object": "my.py:My", "optional": True}}
     optional = build_llm(config({"kind": "inspo"}, **sections).proposer, 0, record)
     assert [getattr(llm, "optional", None) for llm in (mine, optional)] == [False, True]
-
-
-def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "drawn.py").write_text(
-        "class Drawn:\n    seed = 0\n    def complete(self, prompt): return str(self.seed)\n"
-    )
-    record = Record()
-    record.begin_attempt(None)
-    run = config({"kind": "inspo"}, llm="drawn.py:Drawn")
-    assert build_llm(run.proposer, 7, record).complete("a").text == "7"
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:

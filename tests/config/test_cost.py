@@ -20,32 +20,33 @@ def config_with(**changes: Any) -> RunConfig:
     return parse_config(tiny(Path("out"), changes), "test")
 
 
-def test_rollouts_of_a_plan() -> None:
-    # 3 steps × 4 questions × 2; one evolution (after step 2) × 1 round × 2 tasks × (6 + parent);
-    # test of 6 before, after and under the initial instruction.
-    assert plan_run(config_with()).rollouts == {"train": 24, "verify": 14, "evaluate": 18}
+ONE, TWO, THREE = ({"population_size": size} for size in (1, 2, 3))
+VALIDATED = {"every": 2, "before": False}
 
 
-def test_rollouts_of_a_plan_with_validation() -> None:
-    # Validation of 3 after steps 2 and, at the end, 3; no test before. At the end two more
-    # instructions, of a population of three or more.
-    changes = {"evaluation": {"every": 2, "before": False}}
-    for size, rivals in ((1, 0), (2, 1), (3, 2)):
-        found = plan_run(config_with(strategy={"population_size": size}, **changes)).rollouts
-        assert found["evaluate"] == (2 + rivals) * 3 + 2 * 6
-    # With mixed groups, under the initial instruction, too.
-    mixed = {"population_size": 1, "groups": "mixed"}
-    found = plan_run(config_with(strategy=mixed, **changes)).rollouts
-    assert found["evaluate"] == 2 * 2 * 3 + 2 * 6
-
-
-def test_a_budget_caps_training() -> None:
-    assert plan_run(config_with(training={"rollout_budget": 17})).rollouts["train"] == 17
-
-
-def test_nothing_to_verify() -> None:
-    assert "verify" not in plan_run(config_with(strategy={"verification": "none"})).rollouts
-    assert "verify" not in plan_run(config_with(strategy={"kind": "static"})).rollouts
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 3 steps × 4 questions × 2; one evolution (after step 2) × 1 round × 2 tasks × (6 + parent);
+        # test of 6 before, after and under the initial instruction.
+        ({}, {"train": 24, "verify": 14, "evaluate": 18, "calls": 2}),
+        ({"training": {"rollout_budget": 17}}, {"train": 17}),
+        ({"strategy": {"verification": "none"}}, {"verify": None}),
+        ({"strategy": {"kind": "static"}}, {"verify": None, "calls": 0}),
+        ({"strategy": {"verification_rounds": 5}}, {"calls": 2 * 5}),
+        # Validation of 3 after steps 2 and, at the end, 3; no test before. At the end two more
+        # instructions, of a population of three or more.
+        ({"strategy": ONE, "evaluation": VALIDATED}, {"evaluate": 2 * 3 + 2 * 6}),
+        ({"strategy": TWO, "evaluation": VALIDATED}, {"evaluate": (2 + 1) * 3 + 2 * 6}),
+        ({"strategy": THREE, "evaluation": VALIDATED}, {"evaluate": (2 + 2) * 3 + 2 * 6}),
+        # With mixed groups, under the initial instruction, too.
+        ({"strategy": {**ONE, "groups": "mixed"}, "evaluation": VALIDATED}, {"evaluate": 2 * 2 * 3 + 2 * 6}),
+    ],
+)  # fmt: skip
+def test_rollouts_and_calls_of_a_plan(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    plan = plan_run(config_with(**changes))
+    numbers = {**plan.rollouts, "calls": plan.calls}
+    assert {name: numbers.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,6 @@ def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
     strategy = InspoOptions(evolve_every=every, evolve_until=until)
     shape = RunShape(group_size=2, steps=steps)
     assert method_of("inspo").cost(strategy, shape).phases == expected
-
-
-def test_llm_calls_of_a_plan() -> None:
-    assert plan_run(config_with(strategy={"verification_rounds": 5})).calls == 2 * 5
-    assert plan_run(config_with(strategy={"kind": "static"})).calls == 0
 
 
 def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import difflib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,17 +16,11 @@ from cotune.cli.train import train
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.llm.client import PROMPT as FIRST_CALL
-from tests.examples.three_tools import FOLDER, Teacher, modules
+from tests.examples.three_tools import FOLDER, Teacher
 from tests.loopback import endpoint
 
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
-
-
-@pytest.fixture(scope="module")
-def example() -> Iterator[dict[str, ModuleType]]:
-    with modules() as found:
-        yield found
 
 
 def text_of(name: str) -> str:

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from cotune.cli import train
 from cotune.config.run_file import RunConfig
-from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.export.export import complete_best, complete_serving, export, write_templates
+from cotune.export.export import complete_best, complete_serving, export
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
@@ -20,7 +20,7 @@ from cotune.protocols import Environment
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt, Task
 from tests.export.finished import INSTRUCTION, files, finished_run, read_json
-from tests.policy.tiny import Letters, byte_tokenizer, models_template, tiny_model, tiny_tokenizer
+from tests.policy.tiny import Letters, models_template, tiny_model, tiny_tokenizer
 from tests.run_files import environment_of, tiny
 
 HOSTILE = INSTRUCTION + ' {{ 7 * 7 }} {% raw %} "quoted" \\ \n\n</s> ünï \U0001f600 \\boxed{}'
@@ -36,11 +36,12 @@ def look_up(word: str) -> str:
 
 
 def own_questions(folder: Path) -> dict[str, Any]:
-    """A data set with a system prompt before some of its questions."""
+    """A data set with a system prompt, or a conversation, before some of its questions."""
+    said = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1."}]
+    before = ([], [{"role": "system", "content": "Be brief."}], said)
     rows = [
         {
-            "question": [{"role": "system", "content": f"Rule {i}."}] * (i % 2)
-            + [{"role": "user", "content": f"What is {i} + {i}?"}],
+            "question": [*before[i % 3], {"role": "user", "content": f"What is {i} + {i}?"}],
             "answers": [str(2 * i)],
         }
         for i in range(30)
@@ -166,24 +167,6 @@ def test_an_environment_that_lays_out_its_own_messages_keeps_the_models_template
     assert f"{type(environment).__name__} " in card
     assert "replaces it" not in card
     assert "`serving.json` says where it stood" in card
-
-
-@pytest.mark.parametrize("role", ["user", "system"])
-@pytest.mark.parametrize(
-    "context", [(), (("system", "Be brief."),), (("user", "One?"), ("assistant", "1."))]
-)
-def test_a_template_carries_the_instruction_where_training_put_it(
-    role: Any, context: Any, tmp_path: Path
-) -> None:
-    task = Task("a", "Two?", ("2",), context=context)
-    environment = SingleTurnEnvironment({"train": [task]}, "", PromptFormat(role=role))
-    tokenizer = byte_tokenizer(models_template("qwen2_5"), ["<|im_end|>"], "<|im_end|>")
-    tokenizer.save_pretrained(tmp_path)
-    assert write_templates({}, tmp_path, "Answer.", environment, tokenizer)[1] == ""
-    served: Any = AutoTokenizer.from_pretrained(tmp_path)
-    question = environment.question_messages(task)
-    tokens = served.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
-    assert tokens == HFCodec(tokenizer).render(environment.messages(task, Prompt("Answer.")))
 
 
 def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> None:

@@ -147,10 +147,12 @@ GAPS = (math.log(0.8 / 0.5), math.log(0.25 / 0.75))  # log q − log p of the to
 
 def test_over_all_tokens_it_is_the_kl_of_both_distributions() -> None:
     policy, teacher = logits(P1), logits(Q1)
-    losses, _gaps = token_losses(policy, teacher, IDS)
+    losses, gaps = token_losses(policy, teacher, IDS)
     first = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
     second = 0.75 * math.log(0.75 / 0.25) + 0.25 * math.log(0.25 / 0.75)
     assert losses[0].tolist() == pytest.approx([first, second], abs=1e-6)
+    assert gaps[0].tolist() == pytest.approx(list(GAPS))
+    assert not gaps.requires_grad
     losses.sum().backward()
     assert teacher.grad is None
     # The gradient of KL(q ‖ p) by a logit is p − q.
@@ -171,12 +173,6 @@ def test_beyond_the_top_k_all_tokens_count_as_one() -> None:
     assert top_k_kl(policy, teacher, 1).item() == pytest.approx(expected)
     expected = 0.2 * math.log(0.2 / 0.6) + 0.5 * math.log(5)
     assert top_k_kl(policy, teacher, 4).item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_gaps_have_no_gradient() -> None:
-    _losses, gaps = token_losses(logits(P1), logits(Q1), IDS)
-    assert gaps[0].tolist() == pytest.approx(list(GAPS))
-    assert not gaps.requires_grad
 
 
 def test_a_rollout_counts_by_the_mean_of_its_own_tokens() -> None:

@@ -63,8 +63,19 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     assert len(events.of("gepa_phase")) == 3
     assert decomposing(strategy.best_prompt().instruction) == 0.9
     assert strategy.choice().rollouts > 0
+    assert strategy.choice().steps > 0
     ids = [row["id"] for row in events.of("instruction_born")]
     assert ids == [f"i{n}" for n in range(len(ids))]
+    # A prompt is scored on questions that no reflection shows.
+    dev = {task.id for task in strategy._dev}
+    assert len(dev) == 10
+    shown = {task_id for i in strategy._lineage for task_id in i.shown}
+    assert shown
+    assert not shown & dev
+    choice = strategy.choice()
+    assert choice.rollouts == strategy._observed[choice.instruction.id]
+    last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
+    assert last[choice.instruction.id] == choice.weight == max(last.values())
     assert strategy.evolve_if_due(Progress(7, 0, 9), policy, rules_llm(3), events) == {}
 
 
@@ -85,16 +96,6 @@ def test_a_round_that_lost_its_scores_keeps_the_prompts():
     new = {row["id"] for row in events.of("instruction_pruned") if "lost" in row["cause"]}
     born = {one["id"] for one in after["lineage"]} - {one["id"] for one in before["lineage"]}
     assert new == born
-
-
-def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
-    strategy, policy = fst(), ScriptedRollout(decomposing)
-    run(strategy, policy, rules_llm(3), Events(), range(1, 8), TASKS)
-    dev = {task.id for task in strategy._dev}
-    assert len(dev) == 10
-    shown = {one for i in strategy._lineage for one in i.shown}
-    assert shown
-    assert not shown & dev
 
 
 def test_a_last_stage_without_anything_to_distil_says_so():
@@ -183,15 +184,6 @@ def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(
         METHOD.check(options, shape)
 
 
-def test_the_record_says_what_a_prompt_was_observed_in():
-    strategy, events = fst(), Events()
-    run(strategy, ScriptedRollout(decomposing), rules_llm(3), events, range(1, 3), TASKS)
-    choice = strategy.choice()
-    assert (choice.steps, choice.rollouts) == (2, strategy._observed[choice.instruction.id])
-    last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
-    assert last[choice.instruction.id] == choice.weight == max(last.values())
-
-
 START = "Solve it inside <think> and </think>."
 FIRST = Progress(step=1, epoch=0, total_steps=3)
 SMALL = GepaOptions(budget=200, dev_size=10)
@@ -258,6 +250,24 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
         strategy.best_instruction_id(), max(means), 10,
     )  # fmt: skip
 
+    first, *others = record.of("instruction_born")
+    assert (first["id"], first["text"], first["parent"], first["score"]) == (
+        "i0",
+        START,
+        None,
+        None,
+    )
+    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
+    for index, row in enumerate(others, 1):
+        assert row["text"] == found[index].text
+        assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
+        assert row["shown"] == found[index].shown != ()
+        assert row["score"] == strategy._means[row["id"]]
+        assert row["parent_score"] == strategy._means[row["parent"]]
+    refused = record.of("instruction_rejected")
+    assert {row["reason"] for row in refused} == {"not above its parent"}
+    assert all(row["score"] <= row["parent_score"] for row in refused)
+
 
 def test_a_search_without_failures_says_that_it_asked_for_nothing():
     strategy, author, record = gepa(), Author(one_skill_more), Events()
@@ -279,28 +289,6 @@ def test_rollouts_with_an_environment_error_are_not_shown():
     author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
     gepa().evolve_if_due(FIRST, failing, author, record)
     assert "ended in an environment error" in record.of("notice")[-1]["text"]
-
-
-def test_the_lineage_is_recorded_with_critiques_and_scores():
-    strategy, _, _, record = searched()
-    found = strategy._lineage
-    first, *others = record.of("instruction_born")
-    assert (first["id"], first["text"], first["parent"], first["score"]) == (
-        "i0",
-        START,
-        None,
-        None,
-    )
-    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
-    for index, row in enumerate(others, 1):
-        assert row["text"] == found[index].text
-        assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
-        assert row["shown"] == found[index].shown != ()
-        assert row["score"] == strategy._means[row["id"]]
-        assert row["parent_score"] == strategy._means[row["parent"]]
-    refused = record.of("instruction_rejected")
-    assert {row["reason"] for row in refused} == {"not above its parent"}
-    assert all(row["score"] <= row["parent_score"] for row in refused)
 
 
 def test_an_answer_that_was_not_shown_is_no_leak():

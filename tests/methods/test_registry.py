@@ -16,7 +16,7 @@ from cotune.methods.method import Context, Method
 from cotune.methods.registry import BUILT_IN, kinds, method_of
 from cotune.protocols import Strategy
 from cotune.run.run_dir import RunDir
-from tests.helpers import install, make_tasks
+from tests.helpers import install, make_tasks, raises_line
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -98,9 +98,8 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    with raises_line(match=message):
         parse_config(tiny(Path("out"), {**SMALL, **changes}), "test")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

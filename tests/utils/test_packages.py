@@ -25,25 +25,30 @@ def check_engine(name: str) -> None:
     engine.engine_named(name).check_installed()
 
 
-def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_packages(monkeypatch)
-    with pytest.raises(ConfigError) as caught:
+TRL_MISSING = r"^training.engine is trl, but trl is not installed: pip install 'cotune\[trl\]'"
+
+
+@pytest.mark.parametrize(
+    ("versions", "lines"),
+    [
+        ({}, ["engine: none is installed; pip install 'cotune[trl]'"]),
+        (
+            {"verl": "0.9.1"},
+            [
+                "engine trl: not installed (pip install 'cotune[trl]' into another environment)",
+                "engine verl: verl 0.9.1",
+                "engine tinker: not installed (pip install 'cotune[tinker]')",
+            ],
+        ),
+    ],
+)
+def test_what_is_missing_is_said_with_what_installs_it(
+    versions: dict[str, str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_packages(monkeypatch, **versions)
+    with pytest.raises(ConfigError, match=TRL_MISSING):
         check_engine("trl")
-    assert str(caught.value) == (
-        "training.engine is trl, but trl is not installed: pip install 'cotune[trl]'"
-    )
-    *_, found = doctor.engines()
-    assert str(found) == "engine: none is installed; pip install 'cotune[trl]'"
-
-
-def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_packages(monkeypatch, verl="0.9.1")
-    absent, verl, tinker = map(str, doctor.engines())
-    assert absent == (
-        "engine trl: not installed (pip install 'cotune[trl]' into another environment)"
-    )
-    assert tinker == "engine tinker: not installed (pip install 'cotune[tinker]')"
-    assert verl == "engine verl: verl 0.9.1"
+    assert [str(line) for line in doctor.engines()][-len(lines) :] == lines
 
 
 def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:

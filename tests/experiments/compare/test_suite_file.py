@@ -11,6 +11,7 @@ from cotune.experiments.compare.running import cells_of
 from cotune.experiments.compare.suite_file import expand, load_suite, method_names
 from cotune.utils.text import slug
 from tests.experiments.compare.folders import suite_file
+from tests.helpers import raises_line
 
 
 def test_a_row_is_a_name_or_a_mapping(tmp_path: Path) -> None:
@@ -79,13 +80,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, case: str) -> None:
     changes, said = WRONG[case]
     file = suite_file(tmp_path, **changes)
-
-    def read() -> None:
+    with raises_line(match=said):
         cells_of(*load_suite(file))
-
-    with pytest.raises(ConfigError, match=said) as error:
-        read()
-    assert "\n" not in str(error.value)
 
 
 def test_a_key_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:

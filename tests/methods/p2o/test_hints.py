@@ -14,7 +14,6 @@ from cotune.methods.p2o.hints import (
     HintOptions,
     HintPool,
     assign_hints,
-    auto_budget,
     candidates,
     covering,
 )
@@ -127,12 +126,6 @@ def test_a_hint_does_not_cover_a_question_that_it_was_derived_from():
     assert pool.solved(1) == frozenset()
     assert covering(pool) == [2, 3]  # "both few" now adds q0
     assert candidates(pool, ["q0", "q1"]) == {"q0": [3], "q1": [2, 3]}
-
-
-def test_auto_budget():
-    assert auto_budget(300) == 11_040
-    # 108 trials: 20 + 360 + 3780 + (109 // 5 + 1)·20
-    assert auto_budget(20) == 4600
 
 
 @pytest.mark.parametrize(
@@ -310,6 +303,10 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
     task = replace(made.task, answers=())
     unanswered = replace(made, assignment=replace(made.assignment, task=task))
     assert feedback(unanswered, True) == said
+    # What reward functions say follows.
+    assert (
+        feedback(replace(made, feedback="exact: Off by 3."), False) == f"{said}\nexact: Off by 3."
+    )
 
 
 def test_a_long_answer_is_shortened_since_the_response_is_shown_besides():
@@ -317,13 +314,6 @@ def test_a_long_answer_is_shortened_since_the_response_is_shown_besides():
     assert said.startswith("Wrong: the final answer 888")
     assert "29500 characters left out" in said
     assert len(said) < 700
-
-
-def test_feedback_of_reward_functions_follows():
-    for made, verdict in ((trajectory(1.0, "85"), "Correct."), (trajectory(0.0, "8"), "Wrong: ")):
-        said = feedback(replace(made, feedback="exact: Off by 3."), False)
-        assert said.startswith(verdict)
-        assert said.endswith("\nexact: Off by 3.")
 
 
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
