@@ -144,25 +144,22 @@ def score(completions, **_):
 
 
 @pytest.mark.slow
-def test_code_that_changes_the_current_folder_moves_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "moving.py").write_text(MOVING)
+def test_code_that_changes_the_current_folder_moves_no_run(cwd: Path) -> None:
+    (cwd / "elsewhere").mkdir()
+    (cwd / "moving.py").write_text(MOVING)
     changes = {
         "name": "odd \x1b[2J name",
         "strategy": {"kind": "static"},
         "rewards": ["moving.py:score"],
         "training": {"steps": 2, "save_every": 1},
     }
-    raw = {**yaml.safe_load(run_file(tmp_path, changes).read_text()), "output": "out"}
+    raw = {**yaml.safe_load(run_file(cwd, changes).read_text()), "output": "out"}
     out = io.StringIO()
-    train(write(tmp_path / "run.yaml", raw), Console(file=out, width=300))
-    assert RunDir.open(tmp_path / "out").read_summary() is not None
-    assert (tmp_path / "out" / "checkpoints" / "checkpoint-2").is_dir()
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert Path.cwd() == tmp_path
+    train(write(cwd / "run.yaml", raw), Console(file=out, width=300))
+    assert RunDir.open(cwd / "out").read_summary() is not None
+    assert (cwd / "out" / "checkpoints" / "checkpoint-2").is_dir()
+    assert list((cwd / "elsewhere").iterdir()) == []
+    assert Path.cwd() == cwd
     assert "odd [2J name: static on geo" in out.getvalue()
 
 

@@ -401,13 +401,12 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
 
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_a_mistake_that_the_policy_shows_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
+    name: str, cwd: Path, run_command: Command
 ) -> None:
     words, says = WITH_MODEL[name]
-    put_files(tmp_path)
-    before = there(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    put_files(cwd)
+    before = there(cwd)
     ended = run_command(*shlex.split(words))
     table = name.endswith("suite")  # is printed, too
     check(ended.status, "" if table else ended.out, ended.err, says)
-    assert there(tmp_path) == before
+    assert there(cwd) == before

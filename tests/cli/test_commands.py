@@ -39,10 +39,9 @@ strategy: {kind: inspo}
 
 
 @pytest.fixture
-def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
-    return tmp_path / "run.yaml"
+def run_file(cwd: Path) -> Path:
+    (cwd / "run.yaml").write_text(RUN, encoding="utf-8")
+    return cwd / "run.yaml"
 
 
 def console() -> tuple[Console, io.StringIO]:

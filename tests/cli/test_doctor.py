@@ -119,14 +119,13 @@ def test_a_gpu_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the policy
 
 
-def test_a_policy_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_policy_that_is_not_there(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nobody/no-such-model"
-    given = config(tmp_path, policy={"path": name})
+    given = config(cwd, policy={"path": name})
     assert policy(given)() == f"policy: {name}, on the Hugging Face hub"
     assert "HF_HUB_OFFLINE is set" in lacking(check("policy files", given))
-    said = lacking(policy(config(tmp_path, policy={"path": "./none"})))
+    said = lacking(policy(config(cwd, policy={"path": "./none"})))
     assert said.startswith("policy.path is './none', and there is no such folder")
 
 
@@ -266,13 +265,12 @@ def test_the_first_call_is_one_of_the_run(
     assert said == [f"asking {asked[0][0].describe()} (at most 61 s)"]
 
 
-def test_an_llm_of_ones_own_and_a_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.py").write_text("class Plain:\n    complete = str.upper\n")
-    plain = config(tmp_path, llm="my.py:Plain")
+def test_an_llm_of_ones_own_and_a_bank(cwd: Path) -> None:
+    (cwd / "my.py").write_text("class Plain:\n    complete = str.upper\n")
+    plain = config(cwd, llm="my.py:Plain")
     assert preflight.llm(plain.proposer) == "llm: my.py:Plain"
-    (tmp_path / "bank.txt").write_text("one\n\ntwo")
-    bank = config(tmp_path, llm={"kind": "bank", "path": "bank.txt"}).proposer
+    (cwd / "bank.txt").write_text("one\n\ntwo")
+    bank = config(cwd, llm={"kind": "bank", "path": "bank.txt"}).proposer
     assert preflight.llm(bank) == "llm: a bank of written texts (bank.txt), not an LLM"
 
 

@@ -102,13 +102,10 @@ def test_the_offline_starter_trains_where_it_was_written(
     assert "bank of written texts" in (run.path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_offline_starter_holds_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = write_starter(OFFLINE, tmp_path)
+def test_the_offline_starter_holds_together(cwd: Path) -> None:
+    written = write_starter(OFFLINE, cwd)
     names = {path.name for path in written}
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
-    monkeypatch.chdir(tmp_path)
     checked = Preflight(load_config("run.yaml"), new=False)
     assert not any(isinstance(found, Exception) for _, found in checked.outcomes())
     boxed = import_object("rewards.py:boxed", "rewards")

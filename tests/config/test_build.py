@@ -70,10 +70,9 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     assert {row["reason"] for row in events.of("hint_rejected")} == {"6 tokens; 5 allowed"}
 
 
-def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bank.txt").write_text("one\n\ntwo")
-    (tmp_path / "my.py").write_text(
+def test_a_bank_and_an_llm_of_ones_own(cwd: Path) -> None:
+    (cwd / "bank.txt").write_text("one\n\ntwo")
+    (cwd / "my.py").write_text(
         "class My:\n    seed = 0\n    def complete(self, prompt): return f'{prompt} {self.seed}'\n"
     )
     bank = config({"kind": "inspo"}, llm={"kind": "bank", "path": "bank.txt"})

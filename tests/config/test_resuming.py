@@ -114,13 +114,12 @@ def test_a_finished_run_needs_more_to_do(
 
 
 def test_modules_in_the_current_folder_are_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Folder(tmp_path / "out", 1)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    folder = Folder(cwd / "out", 1)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(cwd))])
     open_trained(folder.run.path)
-    assert str(tmp_path) in sys.path
+    assert str(cwd) in sys.path
 
 
 KEY = "a-secret-of-no-known-form"

@@ -46,16 +46,15 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(cwd: Path) -> Path:
     """The files that the run files name, in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
+    (cwd / "data").mkdir()
     passage = {"id": "1", "contents": '"Lima"\nLima is the capital of Peru.'}
-    (tmp_path / "data" / "corpus.jsonl").write_text(json.dumps(passage))
+    (cwd / "data" / "corpus.jsonl").write_text(json.dumps(passage))
     for name, count in (("train", 700), ("validation", 20), ("test", 30)):
         rows = [json.dumps({"question": f"q{i}?", "answers": ["Lima"]}) for i in range(count)]
-        (tmp_path / "data" / f"{name}.jsonl").write_text("\n".join(rows))
-    return tmp_path
+        (cwd / "data" / f"{name}.jsonl").write_text("\n".join(rows))
+    return cwd
 
 
 @pytest.mark.parametrize("name", GPUS)

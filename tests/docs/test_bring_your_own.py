@@ -43,9 +43,8 @@ def test_the_arguments_of_reward_functions_are_listed() -> None:
 
 
 def test_the_data_of_one_page_with_the_functions_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (line,) = blocks(DATA, "json")
     row = json.loads(line)
     rows = [row, *({**row, "question": f"{row['question']} ({i})"} for i in range(19))]

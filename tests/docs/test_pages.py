@@ -96,10 +96,8 @@ def test_python_is_python_and_its_names_are_public() -> None:
         }, name
 
 
-def test_the_costs_are_read_as_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = Record.create(tmp_path / "runs" / "ladder-inspo", {})
+def test_the_costs_are_read_as_shown(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record.create(cwd / "runs" / "ladder-inspo", {})
     record.begin_attempt(None)
     record.step = 1
     record.count("train", 40, 900)
@@ -108,7 +106,6 @@ def test_the_costs_are_read_as_shown(
     record.step = 1
     record.count("train", 40, 1000)
     (code,) = blocks(PAGES["how-to/costs.md"], "python")
-    monkeypatch.chdir(tmp_path)
     exec(compile(code, "costs.md", "exec"), {})
     *_, sums, money = capsys.readouterr().out.splitlines()
     assert (sums.split(), money) == (["train", "40", "1000", "0", "0"], "0.5")

@@ -51,10 +51,7 @@ def test_the_tools_of_the_page_work_as_described() -> None:
         assert f"`{said}`" in page
 
 
-def test_the_run_files_of_the_pages_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_run_files_of_the_pages_are_read(cwd: Path) -> None:
     tools, own = (yaml.safe_load(block)["environment"] for block in blocks(TOOLS, "yaml"))
     Path("my_env.py").write_text(blocks(TOOLS, "python")[2].partition("\nenvironment =")[0])
 

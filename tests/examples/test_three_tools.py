@@ -68,13 +68,12 @@ def test_the_questions_file_is_what_its_script_writes(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(cwd: Path) -> Path:
     """Copy the files that the run file names, and make the copy the current folder."""
     for name in ("run.yaml", "task.py", "questions.jsonl", "instructions.txt"):
-        (tmp_path / name).write_text(text_of(name), encoding="utf-8")
-    (tmp_path / "policy").symlink_to(FOLDER / "policy")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        (cwd / name).write_text(text_of(name), encoding="utf-8")
+    (cwd / "policy").symlink_to(FOLDER / "policy")
+    return cwd
 
 
 def test_a_few_rollouts_of_the_run_file(folder: Path) -> None:

@@ -221,13 +221,11 @@ def test_mistakes_are_one_line(
     words: str,
     says: str,
     run: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cwd: Path,
     refused: Refused,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for folder in (tmp_path, tmp_path / "x"):
+    for folder in (cwd, cwd / "x"):
         folder.mkdir(exist_ok=True)
         (folder / "run.yaml").write_text("training: {step: 2}")
     assert says in refused("measure", *words.replace("RUN", str(run.output)).split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml", "x"]
+    assert sorted(path.name for path in cwd.iterdir()) == ["run.yaml", "x"]

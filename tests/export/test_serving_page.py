@@ -19,14 +19,13 @@ QUESTION = "Which currency is used in Lima?"
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def served(cwd: Path) -> Path:
     """The page's folders, as a finished run leaves them."""
-    run, _ = whole(tmp_path)
+    run, _ = whole(cwd)
     best = export(run.path)
-    monkeypatch.chdir(tmp_path)
     for name in ("ladder-inspo", "x"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "best").symlink_to(best)
+        (cwd / "runs" / name).mkdir(parents=True)
+        (cwd / "runs" / name / "best").symlink_to(best)
     return best
 
 

@@ -31,9 +31,8 @@ def complete(prompt):
 
 
 @pytest.fixture(autouse=True)
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(CODE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+def code(cwd: Path) -> None:
+    (cwd / "mine.py").write_text(CODE, encoding="utf-8")
 
 
 def named(name: str) -> OwnLLMOptions:

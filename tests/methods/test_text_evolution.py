@@ -175,14 +175,11 @@ def test_another_process_makes_the_same_calls():
     assert other.stderr == ""
 
 
-def test_gepa_says_and_writes_nothing(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_gepa_says_and_writes_nothing(capfd: pytest.CaptureFixture[str], cwd: Path):
     evolve(Policy(), Author(one_keyword_each))
     evolve(Policy(), Author(raising(LLMError("down"))))
     assert tuple(capfd.readouterr()) == ("", "")
-    assert list(tmp_path.iterdir()) == []
+    assert list(cwd.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("a bug")])

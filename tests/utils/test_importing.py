@@ -14,11 +14,8 @@ def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
     assert import_object("json:JSONDecoder.decode", "rewards").__name__ == "decode"
 
 
-def test_an_object_of_a_file_is_the_same_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("class Own:\n    pass\n", encoding="utf-8")
+def test_an_object_of_a_file_is_the_same_each_time(cwd: Path) -> None:
+    (cwd / "mine.py").write_text("class Own:\n    pass\n", encoding="utf-8")
     assert import_object("mine.py:Own", "rewards") is import_object("mine.py:Own", "rewards")
 
 
@@ -40,14 +37,13 @@ def test_an_object_of_a_file_is_the_same_each_time(
     ],
 )
 def test_what_cannot_be_had_is_said_with_the_field(
-    reference: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reference: str, said: str, cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken.py").write_text("1 / 0\n", encoding="utf-8")
-    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(cwd)
+    (cwd / "broken.py").write_text("1 / 0\n", encoding="utf-8")
+    (cwd / "leaves.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
     for name in ("needs.py", "needing.py"):
-        (tmp_path / name).write_text("import nothing_here\n", encoding="utf-8")
+        (cwd / name).write_text("import nothing_here\n", encoding="utf-8")
     with raises_line(said):
         import_object(reference, "rewards")
 
