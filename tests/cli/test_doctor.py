@@ -265,15 +265,6 @@ def test_the_first_call_is_one_of_the_run(
     assert said == [f"asking {asked[0][0].describe()} (at most 61 s)"]
 
 
-def test_an_llm_of_ones_own_and_a_bank(cwd: Path) -> None:
-    (cwd / "my.py").write_text("class Plain:\n    complete = str.upper\n")
-    plain = config(cwd, llm="my.py:Plain")
-    assert preflight.llm(plain.proposer) == "llm: my.py:Plain"
-    (cwd / "bank.txt").write_text("one\n\ntwo")
-    bank = config(cwd, llm={"kind": "bank", "path": "bank.txt"}).proposer
-    assert preflight.llm(bank) == "llm: a bank of written texts (bank.txt), not an LLM"
-
-
 # ---- the command
 
 

@@ -69,19 +69,20 @@ def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) ->
     assert headings == ["Results", "Instruction", "Serving", "Method"]
 
 
-def test_names_of_a_run_file_are_text(tmp_path: Path) -> None:
+def test_it_holds_the_results_and_the_settings_that_are_not_private(tmp_path: Path) -> None:
     name = "*my* <b>run</b> [x](y) www.example.com\n# no"
-    _, card = complete(tmp_path, name=name)
-    _, tokens = read(card)
-    title = tokens[tokens.index(next(t for t in tokens if t.tag == "h1")) + 1]
-    assert "".join(child.content for child in title.children or ()) == " ".join(name.split())
-    assert {child.type for child in title.children or ()} <= {"text", "text_special"}
-    assert "www.example" not in card  # some readers make a link of it
-
-
-def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
-    _, card = complete(tmp_path, hint="Count twice.")
-    rows = rows_of(read(card)[1])
+    llm = {
+        "kind": "openai",
+        "model": "gpt-4o",
+        "base_url": "http://10.0.0.7:8000/v1",
+        "api_key_env": "MY_KEY",
+    }
+    strategy = {"kind": "inspo", "population_size": 7}
+    training = {"steps": 9, "engine_args": {"logging_dir": str(tmp_path)}}
+    changes = {"name": name, "llm": llm, "strategy": strategy, "training": training}
+    _, card = complete(tmp_path, hint="Count twice.", **changes)
+    front, tokens = read(card)
+    rows = rows_of(tokens)
     assert rows[0] == [
         "test questions",
         "trained, best instruction",
@@ -96,26 +97,6 @@ def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
     assert "0.352 to 0.648" in card
     assert "A hint that helped in training" in card
 
-
-def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
-    _, card = complete(tmp_path, kind="tools", told="Use them.")
-    assert "tools <code>look&#95;up</code>" in card
-    assert "A turn ended at" not in card
-    _, card = complete(tmp_path / "geo")
-    assert "A turn ended at <code>&#60;/search&#62;</code>, <code>&#60;/answer&#62;</code>" in card
-
-
-def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
-    llm = {
-        "kind": "openai",
-        "model": "gpt-4o",
-        "base_url": "http://10.0.0.7:8000/v1",
-        "api_key_env": "MY_KEY",
-    }
-    strategy = {"kind": "inspo", "population_size": 7}
-    training = {"steps": 9, "engine_args": {"logging_dir": str(tmp_path)}}
-    _, card = complete(tmp_path, strategy=strategy, llm=llm, training=training)
-    front, tokens = read(card)
     assert front["tags"] == ["cotune", "grpo", "inspo"]
     settings = yaml.safe_load(
         next(t.content for t in tokens if t.type == "fence" and t.info == "yaml")
@@ -124,6 +105,20 @@ def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
     assert "Proposals by gpt-4o." in card
     for private in ("10.0.0.7", "MY_KEY", str(tmp_path)):
         assert private not in card
+
+    # A name is text, of which no reader makes a link.
+    title = tokens[tokens.index(next(t for t in tokens if t.tag == "h1")) + 1]
+    assert "".join(child.content for child in title.children or ()) == " ".join(name.split())
+    assert {child.type for child in title.children or ()} <= {"text", "text_special"}
+    assert "www.example" not in card
+
+
+def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
+    _, card = complete(tmp_path, kind="tools", told="Use them.")
+    assert "tools <code>look&#95;up</code>" in card
+    assert "A turn ended at" not in card
+    _, card = complete(tmp_path / "geo")
+    assert "A turn ended at <code>&#60;/search&#62;</code>, <code>&#60;/answer&#62;</code>" in card
 
 
 def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:

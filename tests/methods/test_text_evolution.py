@@ -192,14 +192,12 @@ def test_nothing_raised_is_swallowed(error: BaseException):
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_errors_of_the_policy_go_through(call: int):
-    policy = Policy()
-
     def solves(task: Task, hint: str) -> bool:
         if len(policy.calls) == call:
             raise EngineError("out of memory")
         return by_keyword(task, hint)
 
-    policy.solves = solves
+    policy = Policy(solves)
     with pytest.raises(EngineError, match="out of memory"):
         evolve(policy, Author(one_keyword_each))
     assert len(policy.calls) == call

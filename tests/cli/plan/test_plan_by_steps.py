@@ -51,21 +51,13 @@ def test_the_first_of_several_steps_is_left_out() -> None:
     assert seconds["verify"] == pytest.approx(12 * 9 / 24)
     assert seconds["evaluate"] == pytest.approx(30 * 9 / 24)
     assert project(Measured(STEADY[1:], totals({"train": 8})), PLANNED, 8)["train"] == 120.0
-
-
-def test_what_was_measured_goes_at_its_own_rate() -> None:
-    measured = Measured(STEADY, totals({"train": 16, "verify": 4}, {"verify": 3.0}))
-    assert project(measured, PLANNED, 8)["verify"] == pytest.approx(9.0)
-
-
-@pytest.mark.parametrize(
-    ("planned", "calls", "expected"), [(6, 2, {"LLM": 6 * 1.5}), (6, 0, {}), (0, 0, {})]
-)
-def test_llm_calls(planned: int, calls: int, expected: dict[str, float]) -> None:
-    measured = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))
-    plan = Plan(PLANNED.rollouts, calls=planned, price=None)
-    seconds = project(measured, plan, 8)
-    assert {part: taken for part, taken in seconds.items() if part == "LLM"} == expected
+    # What was measured goes at its own rate.
+    verified = Measured(STEADY, totals({"train": 16, "verify": 4}, {"verify": 3.0}))
+    assert project(verified, PLANNED, 8)["verify"] == pytest.approx(9.0)
+    for planned, calls, expected in ((6, 2, 6 * 1.5), (6, 0, None), (0, 0, None)):
+        asked = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))
+        plan = Plan(PLANNED.rollouts, calls=planned, price=None)
+        assert project(asked, plan, 8).get("LLM") == expected
 
 
 def printed(measured: Measured, plan: Plan) -> str:

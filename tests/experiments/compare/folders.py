@@ -9,7 +9,8 @@ import yaml
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.experiments import chains
 from cotune.run.record import Record
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Prompt, Task, Trajectory
+from tests.helpers import make_trajectory
 from tests.run_files import tiny
 
 STRATA = ("1 hop", "1 hop", "2 hops", "2 hops")
@@ -32,10 +33,7 @@ def value_of(words: Sequence[str], option: str) -> str | None:
 
 
 def trajectory(task: Task, reward: float, prompt: Prompt) -> Trajectory:
-    return Trajectory(
-        Assignment(task, prompt, prompt, "i0", 0), (1,), (1,), (2,), (1,), (0.0,), (),
-        StopReason.ANSWERED, None, reward,
-    )  # fmt: skip
+    return make_trajectory(Assignment(task, prompt, prompt, "i0", 0), reward)
 
 
 def finish(

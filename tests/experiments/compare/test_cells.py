@@ -82,22 +82,6 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 
 
-def test_a_failure_is_its_own(tmp_path: Path, start: Start) -> None:
-    """A process that fails, and one that ends well without a result."""
-
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        if config.strategy.kind == "static":
-            return finished(config, words)
-        return config.seed
-
-    start(outcome)
-    cells = cells_in(tmp_path)
-    run(cells)
-    assert [cell.state for cell in cells] == ["done", "failed", "done", "failed"]
-    for cell, status in ((cells[1], 0), (cells[3], 1)):
-        assert cell.problem.startswith(f"stage train, status {status}: ValueError: it broke (see ")
-
-
 @pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
 def test_runs_are_spread_over_the_gpus_that_are_listed(
     listed: str,

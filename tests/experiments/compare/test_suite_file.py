@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from cotune.config.overrides import merge
 from cotune.errors import ConfigError
 from cotune.experiments.compare.running import cells_of
 from cotune.experiments.compare.suite_file import expand, load_suite, method_names
@@ -41,14 +40,6 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
 def test_changes_are_nested_or_dotted() -> None:
     assert expand({"a.b": 1, "a": {"c": {"d.e": 2}}}) == {"a": {"b": 1, "c": {"d": {"e": 2}}}}
     assert expand("no mapping") == "no mapping"
-
-
-def test_sections_are_merged_and_other_kinds_replace_them() -> None:
-    first = {"strategy": {"kind": "inspo", "parents": 2}, "seed": 1}
-    assert merge(first, {"strategy": {"window": 3}})["strategy"] == {
-        "kind": "inspo", "parents": 2, "window": 3,
-    }  # fmt: skip
-    assert merge(first, {"strategy": {"kind": "static"}})["strategy"] == {"kind": "static"}
 
 
 def test_a_rows_folder_is_plain() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,11 +25,12 @@ from cotune.experiments.evaluate.questions import (
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.qa import f1_hotpot, f1_squad
 from cotune.run.scores import wilson
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.types import Task, Trajectory
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
+from tests.helpers import make_trajectory, under
 from tests.run_files import environment_of
 
 
@@ -308,38 +310,30 @@ def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figur
     return found
 
 
-def test_a_figure_overall_and_by_stratum() -> None:
+def test_figures_by_hand() -> None:
     found = greedy("f1", [1.0, 0.5, 0.0], ["b", "a", "b"])
-    assert found.mean == pytest.approx(0.5)
-    assert found.n == 3
+    assert (found.mean, found.n) == (pytest.approx(0.5), 3)
     assert list(found.by_stratum.items()) == [
         ("a", {"mean": 0.5, "n": 1}),
         ("b", {"mean": 0.5, "n": 2}),
     ]
     assert greedy("f1", [1.0], [""]).by_stratum == {}
 
+    def means(metric: str, *samples: list[float]) -> dict[str, float]:
+        strata = ["x", "y"][: len(samples)]
+        figures = figures_of("best", metric, metric, {"sampled": [*samples]}, strata)
+        return {figure.statistic: figure.mean for figure in figures}
 
-def means(figures: list[Figure]) -> dict[str, float]:
-    return {f.statistic: f.mean for f in figures}
-
-
-def test_figures_of_samples() -> None:
-    samples = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
-    found = means(figures_of("best", "reward", "exact match", {"sampled": samples}, ["x", "y"]))
-    assert found == pytest.approx({"avg@4": 0.625, "pass@4": 1})
+    rewards = [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]
+    assert means("reward", *rewards) == pytest.approx({"avg@4": 0.625, "pass@4": 1})
+    assert means("f1", *rewards) == {"avg@4": 0.625}
     # What is right in part has not passed; what is right and more has.
-    partly = means(
-        figures_of("best", "reward", "mean reward", {"sampled": [[0.9, 0.0], [1.2, 0.2]]}, ["", ""])
-    )
+    partly = means("reward", [0.9, 0.0], [1.2, 0.2])
     assert partly == pytest.approx({"avg@2": 0.575, "pass@2": 0.5})
-    assert means(figures_of("best", "f1", "F1", {"sampled": samples}, ["", ""])) == {"avg@4": 0.625}
 
 
 def rollout(text: str, answer: str | None, answers: tuple[str, ...]) -> Trajectory:
-    assignment = Assignment(Task("t", "q", answers), Prompt("i"), Prompt("i"), "", 0)
-    return Trajectory(
-        assignment, (1,), (1,), (2,), (1,), (0.0,), (Turn(text),), StopReason.ANSWERED, answer, 0.3
-    )
+    return replace(make_trajectory(under(Task("t", "q", answers)), 0.3, text), answer=answer)
 
 
 def test_the_value_of_a_rollout_by_each_metric() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from cotune.experiments.compare.results import SuiteMethod, SuiteSummary
 from cotune.experiments.report.suite_report import Course, read_course, write_suite_report
-from cotune.run.record import Record
 from tests.experiments.report.pages import check, rows_of
 from tests.experiments.report.suite_pages import (
     PLAIN,
@@ -99,18 +98,6 @@ def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Pa
     stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
     (line,) = course_of(tmp_path, s0=["a"]).lines
     assert [x for x, _ in line] == [*(96 * step for step in range(1, 8)), 8 * 96 + 48]
-
-
-def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "a", {"name": "a"})
-    for attempt, rollouts_by_step in ((None, {1: 100, 2: 100}), (1, {2: 7})):
-        run.begin_attempt(attempt)
-        for step, rollouts in rollouts_by_step.items():
-            run.step = step
-            run.count("train", rollouts, 0)
-    for step in (1, 2):
-        run.metrics(step, {"reward_mean": 0.5})
-    assert course_of(tmp_path, s0=["a"]).lines == [[(100, 0.5), (107, 0.5)]]
 
 
 def test_stages_and_the_instructions_in_force_are_laid_end_to_end(tmp_path: Path) -> None:

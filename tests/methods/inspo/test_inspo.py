@@ -482,19 +482,20 @@ def test_options_are_checked(changes, message):
         options(**changes)
 
 
-@pytest.mark.parametrize(("steps", "noticed"), [(4, True), (90, False)])
-def test_a_run_that_ends_before_its_first_evolution_is_noticed(steps: int, noticed: bool) -> None:
-    events = Events()
-    first = Progress(1, 0, steps)
-    inspo().evolve_if_due(first, ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), events)
-    text = "the run of 4 steps ends before its first evolution, due after step 4"
-    assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * noticed
-
-
-@pytest.mark.parametrize(("count", "noticed"), [(3, True), (4, False)])
-def test_few_questions_a_step_are_noticed_once(count: int, noticed: bool) -> None:
+@pytest.mark.parametrize(
+    ("steps", "count", "notices"),
+    [
+        (4, 8, ["the run of 4 steps ends before its first evolution, due after step 4"]),
+        (90, 3, ["3 questions a step"]),
+        (90, 4, []),
+    ],
+)
+def test_a_run_too_short_or_of_few_questions_a_step_is_noticed_once(
+    steps: int, count: int, notices: list[str]
+) -> None:
     events, llm = Events(), ScriptedLLM([REWRITES])
-    run(inspo(), ScriptedRollout(decomposing), llm, events, range(1, 3), TASKS[:count], total=9)
+    policy = ScriptedRollout(decomposing)
+    run(inspo(), policy, llm, events, range(1, 3), TASKS[:count], total=steps)
     texts = [row["text"] for row in events.of("notice")]
-    assert any(text.startswith("3 questions a step") for text in texts) == noticed
-    assert len(texts) == noticed
+    assert len(texts) == len(notices)
+    assert all(text.startswith(notice) for text, notice in zip(texts, notices, strict=True))

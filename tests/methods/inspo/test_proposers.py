@@ -34,18 +34,14 @@ def test_reflection_prompt_holds_parent_examples_and_form():
     assert "Give 6 different" in prompt
     assert "<ins_1>...</ins_1> to <ins_6>...</ins_6>" in prompt
     assert "<think> </think> <search> </search>" in prompt
-
-
-def test_failures_under_other_instructions_are_told_apart():
-    own = failure("mine")
+    # Failures under other instructions are told apart.
     other = replace(failure("theirs"), instruction_id="i1")
     foreign = "wrong when it was given other prompts"
-    both = reflection_prompt(INITIAL, [own, other], 6)
-    mine, theirs = both.split(foreign)
+    assert foreign not in prompt
+    mine, theirs = reflection_prompt(INITIAL, [failure("mine"), other], 6).split(foreign)
     assert "An agent that was given this prompt still gets" in mine
     assert "Response: mine" in mine
     assert "Response: theirs" in theirs
-    assert foreign not in reflection_prompt(INITIAL, [own], 6)
     assert "was given this prompt" not in reflection_prompt(INITIAL, [other], 6)
 
 
@@ -212,13 +208,6 @@ def test_failed_phases_that_a_run_survives(
 ) -> None:
     events = phases(replies, optional).of("phase_failed")
     assert [event["in_a_row"] for event in events] == failed
-
-
-def test_the_only_phase_is_judged_at_once() -> None:
-    account = account_of(ScriptedLLM([LLMError("401")]), Events())
-    account.ask(ASKED)
-    with pytest.raises(EvolutionError, match=r"of the only phase failed \(LLMError: 401"):
-        account.end_phase(last=True)
 
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():

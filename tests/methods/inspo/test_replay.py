@@ -18,24 +18,20 @@ def rollout(task: Task, reward: float, text: str = "t", stop=StopReason.ANSWERED
     return make_trajectory(Assignment(task, prompt, prompt, "i0", 0), reward, text, stop)
 
 
-def test_failures_come_from_the_latest_step_first():
-    tasks = make_tasks(6)
+def test_failures_are_of_the_latest_step_first_and_one_a_question():
+    tasks = make_tasks(8)
     buffer = ReplayBuffer()
     buffer.add([rollout(t, 0.0, "old") for t in tasks[:4]], 1)
-    buffer.add([rollout(tasks[4], 0.0), rollout(tasks[5], 0.0), rollout(tasks[0], 1.0)], 2)
+    buffer.add([rollout(t, 0.0) for t in (tasks[4], tasks[5], tasks[5])], 2)
+    # No failures: a reward at the threshold, whose text is not kept, and a broken environment.
+    broken = rollout(tasks[7], 0.0, stop=StopReason.ENVIRONMENT_ERROR)
+    buffer.add([rollout(tasks[0], 1.0), rollout(tasks[6], 0.5, "fine"), broken], 2)
     got = buffer.failures(4, random.Random(0), INITIAL)
     assert [e.step for e in got] == [2, 2, 1, 1]
     assert {e.task.id for e in got[:2]} == {"q4", "q5"}
     assert got == buffer.failures(4, random.Random(0), INITIAL)
     assert len(buffer.failures(99, random.Random(0), INITIAL)) == 6
-
-
-def test_one_failure_a_question_and_none_of_a_broken_environment():
-    one, other = make_tasks(2)
-    buffer = ReplayBuffer()
-    buffer.add([rollout(one, 0.0), rollout(one, 0.0)], 1)
-    buffer.add([rollout(other, 0.0, stop=StopReason.ENVIRONMENT_ERROR)], 2)
-    assert [e.task.id for e in buffer.failures(5, random.Random(0), INITIAL)] == ["q0"]
+    assert "fine" not in json.dumps(buffer.state_dict())
 
 
 def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown():
@@ -57,14 +53,6 @@ def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown
         assert len(failures) == 2 + new
         assert shown < failures
     assert {t.id for t in buffer.recent_tasks(9, draw, shown)} == {t.id for t in tasks} - shown
-
-
-def test_failure_is_a_reward_below_the_threshold_and_only_its_text_is_kept():
-    (task,) = make_tasks(1)
-    buffer = ReplayBuffer()
-    buffer.add([rollout(task, 0.5, "fine")], 1)
-    assert buffer.failures(1, random.Random(0), INITIAL) == []
-    assert "fine" not in json.dumps(buffer.state_dict())
 
 
 def test_capacity_drops_the_oldest():

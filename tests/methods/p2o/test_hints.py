@@ -117,15 +117,13 @@ def test_no_question_draws_a_hint_that_was_derived_from_it():
         "t1": {"units"},
         "t2": {"both few"},
     }
-    # No hint solved anything.
-    assert candidates(pool_of((0, 0)), ["q0"]) == assign_hints(pool_of((0, 0)), ["q0"], 6, "") == {}
-
-
-def test_a_hint_does_not_cover_a_question_that_it_was_derived_from():
+    # Nor does it cover it: "both few" now adds q0.
     pool = shown("", ["q0", "q1", "q2"], [], [])
     assert pool.solved(1) == frozenset()
-    assert covering(pool) == [2, 3]  # "both few" now adds q0
+    assert covering(pool) == [2, 3]
     assert candidates(pool, ["q0", "q1"]) == {"q0": [3], "q1": [2, 3]}
+    # No hint solved anything.
+    assert candidates(pool_of((0, 0)), ["q0"]) == assign_hints(pool_of((0, 0)), ["q0"], 6, "") == {}
 
 
 @pytest.mark.parametrize(
