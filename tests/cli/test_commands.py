@@ -102,7 +102,8 @@ def plan_text(tmp_path: Path, changes: dict[str, Any]) -> str:
 
 
 def test_plan_of_an_offline_run(tmp_path: Path) -> None:
-    text = plan_text(tmp_path, {})
+    text = plan_text(tmp_path, {"name": "[bold]odd[/]"})
+    assert "[bold]odd[/]" in text
     # 24 rollouts × 3 turns × 24 tokens.
     assert "1,728" in text
     assert "offline rules; at most 2 proposals, free of charge" in text
@@ -163,10 +164,6 @@ def test_the_environments_precision_does_not_replace_the_run_files(
             assert "ACCELERATE_MIXED_PRECISION" not in os.environ
     (message,) = caplog.messages
     assert "ACCELERATE_MIXED_PRECISION is ignored" in message
-
-
-def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
-    assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import cotune
-from cotune.cli.train import resume, train
+from cotune.cli.train import train
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
 from cotune.methods.method import Context, Method
@@ -115,11 +115,11 @@ def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bandit")
-def test_it_is_trained_resumed_and_reported(tmp_path: Path) -> None:
+def test_it_is_trained_and_reported(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     small = {**SMALL, "policy": {"path": small_policy()}}
-    train(write(tmp_path / "run.yaml", tiny(tmp_path / "run", small)), console)
-    run = RunDir.open(resume(tmp_path / "run", console, assignments=["training.steps=2"]))
-    assert [row["bandit/observed"] for row in run.read_metrics()] == [4, 4]
+    file = write(tmp_path / "run.yaml", tiny(tmp_path / "run", small))
+    run = RunDir.open(train(file, console))
+    assert [row["bandit/observed"] for row in run.read_metrics()] == [4]
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")

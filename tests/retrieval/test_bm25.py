@@ -70,24 +70,6 @@ def test_the_ranking_is_that_of_bm25s_with_ties_by_row(top_k: int):
         assert passages == [texts[i] for i in best]
 
 
-@pytest.mark.parametrize(
-    ("indexed", "top_k", "rows"),
-    [
-        # The one without "owl" is the shortest and best; the cut is among the other three.
-        (["owl fox", "whale", "owl fox", "fox", "owl fox"], 2, [3, 0]),
-        (["owl fox", "whale", "owl fox", "fox", "owl fox"], 3, [3, 0, 2]),
-        # Too few have the word: the first rows without it follow.
-        (["whale", "owl", "fox", "owl", "whale"], 3, [2, 0, 1]),
-        # Enough rows for groups, as in a large corpus: 1000 equal ones after 200 others, one better.
-        (["whale"] * 200 + ["owl fox"] * 1000 + ["fox"], 4, [1200, 200, 201, 202]),
-        (["whale"] * 1000 + ["fox"] * 2, 4, [1000, 1001, 0, 1]),
-    ],
-)
-def test_of_equal_scores_the_lower_row_comes_first(indexed: list[str], top_k: int, rows: list[int]):
-    retriever = BM25Retriever([str(row) for row in range(len(indexed))], indexed, "none")
-    assert retriever.search(["fox"], top_k) == [[str(row) for row in rows]]
-
-
 def test_a_corpus_without_words_is_refused():
     with pytest.raises(ConfigError, match="no passage has a word that can be searched for"):
         BM25Retriever(["a b", "the of and"], language="english")
