@@ -102,7 +102,14 @@ def test_schemas(tmp_path: Path, name: str, row: dict[str, Any], expected: tuple
     assert (id, task.question, task.answers, task.stratum, task.solution) == expected
 
 
-def test_the_hub_is_asked_for_what_the_registry_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_paths_and_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_benchmark("HotpotQA") == (BENCHMARKS["hotpotqa"], None)
+    assert parse_benchmark("amc=a=b.jsonl") == (BENCHMARKS["amc"], Path("a=b.jsonl"))
+    with pytest.raises(ConfigError, match=r"--benchmark is 'hotpot'; expected NAME .* hotpotqa"):
+        parse_benchmark("hotpot")
+    with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
+        parse_benchmark("amc= ")
+    # The hub is asked for what the registry says.
     asked: list[tuple[str, str | None, str]] = []
 
     def hub(name: str, subset: str | None, split: str, field: str) -> list[Row]:
@@ -112,15 +119,6 @@ def test_the_hub_is_asked_for_what_the_registry_says(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(benchmarks, "hub_rows", hub)
     assert [t.id for t in read_benchmark(BENCHMARKS["hotpotqa"])] == ["hotpotqa-a"]
     assert asked == [("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev")]
-
-
-def test_names_and_paths() -> None:
-    assert parse_benchmark("HotpotQA") == (BENCHMARKS["hotpotqa"], None)
-    assert parse_benchmark("amc=a=b.jsonl") == (BENCHMARKS["amc"], Path("a=b.jsonl"))
-    with pytest.raises(ConfigError, match=r"--benchmark is 'hotpot'; expected NAME .* hotpotqa"):
-        parse_benchmark("hotpot")
-    with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
-        parse_benchmark("amc= ")
 
 
 def test_the_documented_list_is_the_registry() -> None:

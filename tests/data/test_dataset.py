@@ -432,9 +432,10 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
     assert [len(tasks[split]) for split in SPLITS] == [8, 3, 1]
 
 
-def test_fewer_held_out_than_asked_for_is_told_once(
+def test_what_is_told_of_splits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Fewer held out than asked for, once.
     file = jsonl(tmp_path / "a.jsonl", questions(12))
     with caplog.at_level(logging.WARNING, "cotune"):
         read_dataset(DatasetConfig(path=file))  # the defaults are upper limits
@@ -450,11 +451,7 @@ def test_fewer_held_out_than_asked_for_is_told_once(
     assert caplog.messages == [
         "dataset: 12 questions: 9 train, 1 validation (16 asked), 2 test (24 asked)"
     ]
-
-
-def test_test_questions_that_are_trained_on_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    # Test questions that are trained on.
     train = jsonl(tmp_path / "a.jsonl", questions(20))
     test = jsonl(tmp_path / "b.jsonl", questions(5, first=18))
     with caplog.at_level(logging.WARNING, "cotune"):

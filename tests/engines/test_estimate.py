@@ -209,14 +209,14 @@ def test_weights_that_are_spread_by_hand() -> None:
 # ---- what the command prints
 
 
-def printed(folder: Path, raw: dict[str, Any], processes: int = 1, **changes: Any) -> str:
+def printed(folder: Path, raw: dict[str, Any], questions: str = "9,3,6", **changes: Any) -> str:
     """What `plan` prints of a policy in a folder."""
     (folder / "config.json").write_text(json.dumps(raw))
     policy = {"path": str(folder), **changes.pop("policy", {})}
     config = config_with(policy=policy, **changes)
     file = write(folder / "run.yaml", config.model_dump(mode="json"))
     out = io.StringIO()
-    plan(file, Console(file=out, width=200), (), processes, "9,3,6")
+    plan(file, Console(file=out, width=200), questions=questions)
     return out.getvalue()
 
 
@@ -248,23 +248,15 @@ def test_what_has_no_bytes_has_no_row(tmp_path: Path) -> None:
 def test_rows_at_once_are_a_steps_or_an_evaluations(
     tmp_path: Path, test_questions: int, rows: int
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN2_3B))
-    config = config_with(
-        policy={"path": str(tmp_path)},
+    text = printed(
+        tmp_path,
+        QWEN2_3B,
+        f"9,3,{test_questions}",
         strategy={"kind": "static"},
-        training={
-            "steps": 100,
-            "questions_per_step": 6,
-            "group_size": 4,
-            "mini_batches": 1,
-            "rows_per_call": 64,
-        },
+        training={"steps": 100, "questions_per_step": 6, "group_size": 4, "rows_per_call": 64},
         evaluation={"every": 0, "before": False},
     )
-    out = io.StringIO()
-    file = write(tmp_path / "run.yaml", config.model_dump(mode="json"))
-    plan(file, Console(file=out, width=120), questions=f"9,3,{test_questions}")
-    assert f"KV cache, {rows} rows of" in out.getvalue()
+    assert f"KV cache, {rows} rows of" in text
 
 
 def test_steps_that_bfloat16_loses_are_told(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def options(tmp_path: Path) -> SearchOptions:
     return SearchOptions(corpus=corpus, top_k=1)
 
 
-def test_a_users_corpus_and_questions(options: SearchOptions):
+def test_a_users_corpus_and_questions(options: SearchOptions) -> None:
     env = search_environment(options, TASKS)
     assert env.initial_instruction == SEARCH_R1_INSTRUCTION
     assert [task.id for split in ("train", "validation", "test") for task in env.tasks(split)] == [
@@ -163,9 +163,7 @@ def test_a_users_corpus_and_questions(options: SearchOptions):
     assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
     (response,) = env.respond([action("<search>zzz</search>")])
     assert response.observation == "\n\n<information></information>\n\n"
-
-
-def test_a_question_needs_an_answer(options: SearchOptions):
+    # A question needs an answer.
     with pytest.raises(
         ConfigError, match=r"the question q has no answer; expected one: name its column in data"
     ):
@@ -344,7 +342,7 @@ def write_text(tmp_path: Path) -> Callable[[str], Path]:
     return file
 
 
-def test_a_corpus(write_text: Callable[[str], Path]):
+def test_a_corpus(write_text: Callable[[str], Path], tmp_path: Path) -> None:
     path = write_text(
         '\ufeff{"id": "0", "contents": "\\"Oslo\\"\\nThe capital.\\nOn a fjord."}\n'
         "\n"
@@ -360,6 +358,13 @@ def test_a_corpus(write_text: Callable[[str], Path]):
         ("", "No title."),
         ("", "None either."),
     ]
+    # Files that cannot be read.
+    with pytest.raises(ConfigError, match=r"environment\.corpus: cannot read .*none\.jsonl"):
+        read_corpus(tmp_path / "none.jsonl")
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"contents": "\xe9"}')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl \(UnicodeDecodeError"):
+        read_corpus(latin)
 
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=5))
@@ -388,12 +393,3 @@ def test_a_bad_corpus_names_the_line(write_text: Callable[[str], Path], text: st
         read_corpus(write_text(text))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
-
-
-def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"environment\.corpus: cannot read .*none\.jsonl"):
-        read_corpus(tmp_path / "none.jsonl")
-    latin = tmp_path / "latin.jsonl"
-    latin.write_bytes(b'{"contents": "\xe9"}')
-    with pytest.raises(ConfigError, match=r"latin\.jsonl \(UnicodeDecodeError"):
-        read_corpus(latin)

@@ -240,16 +240,16 @@ def test_the_answers_of_common_data_sets(
     assert {task.answers for task in built(tmp_path, row)} == {answers}
 
 
-def test_a_question_without_an_answer_is_named(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match=r"dataset: the question train-\w+ has no answer; .*answers: …"
-    ):
-        built(tmp_path, {"question": "q", "solution": "no box"})
-
-
-def test_an_environment_of_its_own_compares_as_mathematics(monkeypatch: pytest.MonkeyPatch):
+def test_an_environment_of_its_own_compares_as_mathematics(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(BoxedReward, "_compare", lambda _, pair: float(pair[0] == "6 \\times 7"))
     env = environment()
     assert env.initial_instruction == INITIAL_INSTRUCTION
     assert all(text in INITIAL_INSTRUCTION for text in REQUIRED)
     assert env.score(trajectory("\\boxed{6 \\times 7}")) == (1.0, "6 \\times 7")
+    # A question without an answer is named.
+    with pytest.raises(
+        ConfigError, match=r"dataset: the question train-\w+ has no answer; .*answers: …"
+    ):
+        built(tmp_path, {"question": "q", "solution": "no box"})

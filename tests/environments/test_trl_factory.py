@@ -149,7 +149,7 @@ def test_without_get_reward_reward_functions_score_and_see_the_instances() -> No
         check_columns(None, own, ["train"])
 
 
-def test_get_reward_counts_beside_reward_functions() -> None:
+def test_get_reward_counts_beside_reward_functions_and_may_be_async() -> None:
     def half(completions: list[Any], **_: Any) -> list[float]:
         return [0.5] * len(completions)
 
@@ -161,6 +161,17 @@ def test_get_reward_counts_beside_reward_functions() -> None:
     assert second.reward == 2.0
     assert second.parts == {"Guessing": 0.5, "Guessing_2": 1.0}
     assert rewards.weights(own) == {"Guessing": 2.0, "Guessing_2": 1.0}
+
+    # It may be async, and score nothing.
+    class Judged(Guessing):
+        async def get_reward(self) -> float | None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return 0.5 if self.guesses else None
+
+    (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
+    (other,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
+    assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
+    assert (other.scored, other.reward, other.parts) == (True, 0.5, {"Judged": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -179,18 +190,6 @@ def test_a_reward_that_is_no_number_names_the_environment(value: Any, said: str)
 
     with pytest.raises(ConfigError, match=rf"get_reward\(\) of Judged {said}"):
         roll_out(environment(Judged), ["Done."])
-
-
-def test_get_reward_may_be_async_and_score_nothing() -> None:
-    class Judged(Guessing):
-        async def get_reward(self) -> float | None:  # type: ignore[override]
-            await asyncio.sleep(0)
-            return 0.5 if self.guesses else None
-
-    (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
-    (other,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
-    assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
-    assert (other.scored, other.reward, other.parts) == (True, 0.5, {"Judged": 0.5})
 
 
 def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:

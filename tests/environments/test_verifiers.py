@@ -157,6 +157,9 @@ def test_tasks_system_prompt_and_tools_are_taken_over(own: Any) -> None:
     task = own.tasks("train")[0]
     assert task.answers == (task.columns["answer"],)
     assert own.messages(task, Prompt("Sum."))[0] == {"role": "system", "content": "Sum."}
+    # A run file may name a function.
+    loaded = made(environment="verifiers.v1:load_environment", args={"config": own_config()})
+    assert loaded.initial_instruction == "Add up."
 
 
 def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
@@ -247,11 +250,6 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None
         roll_out(own, stops)
 
     assert [t.reward for t in roll_out(own, adds)] == [2.0, 2.0]
-
-
-def test_a_run_file_may_name_a_function(own: Any) -> None:
-    loaded = made(environment="verifiers.v1:load_environment", args={"config": own_config()})
-    assert loaded.initial_instruction == "Add up."
 
 
 def own_config() -> Any:

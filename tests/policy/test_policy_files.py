@@ -22,13 +22,11 @@ def _out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_folder_makes_no_request(tmp_path: Path) -> None:
-    assert only_local(tmp_path)
-
-
-def test_an_unreachable_hub_is_one_line_at_once() -> None:
+def test_an_unreachable_hub_is_one_line_at_once(tmp_path: Path) -> None:
     with raises_line(match=r"load .org/model.: .*; name a folder"):
         load_tokenizer("org/model")
+    # A folder makes no request.
+    assert only_local(tmp_path)
 
 
 def test_the_cache_is_used_where_the_hub_is_out_of_reach(

@@ -287,7 +287,7 @@ def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
     assert error_of(g) == text.replace("f returned", "g returned")
 
 
-def test_a_column_that_the_data_lacks() -> None:
+def test_columns_and_answers_that_the_data_lacks() -> None:
     def graded(completions: list[str], gold: list[str]) -> list[float]:
         return [1.0] * len(completions)
 
@@ -299,6 +299,12 @@ def test_a_column_that_the_data_lacks() -> None:
         expected = f"graded needs the column 'gold', but the data has {names}; rename"
         with pytest.raises(ConfigError, match=expected):
             functions.check_tasks([Task("t", "q", (), columns=columns)], "train")
+    # Our own rewards need answers.
+    functions = RewardFunctions(["exact_match"])
+    functions.check_tasks([Task("a", "q", ("x",))], "train")
+    with pytest.raises(ConfigError, match="task b of the test split has none") as caught:
+        functions.check_tasks([Task("a", "q", ("x",)), Task("b", "q", ())], "test")
+    assert "dataset.columns: {answers: …}" in str(caught.value)
 
 
 def raises(completions: list[str], gold: list[dict[str, str]]) -> list[float]:
@@ -418,14 +424,6 @@ def test_our_own_rewards(
     (found,) = scored(name, rollouts=[rollout(0, texts, answers=answers)])
     assert found.parts == {name: pytest.approx(reward)}
     assert found.reward == found.parts[name]
-
-
-def test_our_own_rewards_need_answers() -> None:
-    functions = RewardFunctions(["exact_match"])
-    functions.check_tasks([Task("a", "q", ("x",))], "train")
-    with pytest.raises(ConfigError, match="task b of the test split has none") as caught:
-        functions.check_tasks([Task("a", "q", ("x",)), Task("b", "q", ())], "test")
-    assert "dataset.columns: {answers: …}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

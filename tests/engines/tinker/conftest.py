@@ -8,7 +8,7 @@ from tests.engines.tinker.fake_server import FakeServer
 from tests.engines.tinker.setup import adapter_of, letters_policy
 
 if installed("tinker") is None:
-    collect_ignore = ["test_losses.py", "test_probe.py", "test_runs.py", "test_service.py"]
+    collect_ignore = ["test_losses.py", "test_runs.py", "test_service.py"]
 
 
 @pytest.fixture(scope="session")

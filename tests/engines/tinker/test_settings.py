@@ -49,21 +49,6 @@ def test_what_the_api_has_not_is_refused_by_its_field(changes: Any, field: str) 
     assert "tml-x" not in str(error.value)
 
 
-def test_the_key_is_in_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "MY_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    assert TinkerArguments().url == HOSTED
-    with pytest.raises(ConfigError, match="variable MY_KEY is not set"):
-        _ = TinkerArguments(api_key_env="MY_KEY").key
-    monkeypatch.setenv("MY_KEY", "tml-mine")
-    assert TinkerArguments(api_key_env="MY_KEY").key == "tml-mine"
-    # A server of one's own may need none.
-    assert TinkerArguments(base_url="http://box:8000/").url == "http://box:8000"
-    assert TinkerArguments(base_url="http://box:8000").key.startswith("tml-")
-    monkeypatch.setenv("TINKER_BASE_URL", "http://other")
-    assert TinkerArguments().url == "http://other"
-
-
 @pytest.mark.parametrize(
     ("longest", "line"),
     [
@@ -82,6 +67,21 @@ def test_a_plan_has_its_price(longest: int, line: str) -> None:
     assert line in ENGINE.price(priced, rollouts)
 
 
-def test_engine_args_are_read() -> None:
+def test_engine_args_are_read_and_the_key_is_in_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     args = {"base_url": "http://box", "base_model": "/models/x", "row_multiple": 8}
     assert read_arguments(config(training={"engine_args": args})) == TinkerArguments(**args)
+    # The key is in its variable.
+    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "MY_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert TinkerArguments().url == HOSTED
+    with pytest.raises(ConfigError, match="variable MY_KEY is not set"):
+        _ = TinkerArguments(api_key_env="MY_KEY").key
+    monkeypatch.setenv("MY_KEY", "tml-mine")
+    assert TinkerArguments(api_key_env="MY_KEY").key == "tml-mine"
+    # A server of one's own may need none.
+    assert TinkerArguments(base_url="http://box:8000/").url == "http://box:8000"
+    assert TinkerArguments(base_url="http://box:8000").key.startswith("tml-")
+    monkeypatch.setenv("TINKER_BASE_URL", "http://other")
+    assert TinkerArguments().url == "http://other"

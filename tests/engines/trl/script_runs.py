@@ -82,6 +82,7 @@ class ScriptTraining:
     """A trainer as a user makes it, and what it left behind."""
 
     trainer: cotune.JointTrainer
+    logged: list[str] = field(default_factory=list[str])
 
     @property
     def joint(self) -> TRLJoint:

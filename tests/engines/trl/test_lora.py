@@ -167,16 +167,14 @@ def test_the_best_adapters_turns_end_as_in_training(tmp_path: Path) -> None:
     assert HFCodec(load_tokenizer(tmp_path / "best")).end_ids == run.joint.codec.end_ids
 
 
-def test_virtual_tokens_are_refused(tmp_path: Path) -> None:
-    virtual = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    with pytest.raises(ConfigError, match=r"peft_config is PrefixTuningConfig, .*: use LoRA"):
-        lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
-
-
-def test_adapters_are_trained_in_float32_where_whole_weights_are_not() -> None:
+def test_adapters_are_trained_in_float32_and_virtual_tokens_are_refused(tmp_path: Path) -> None:
     model: Any = tiny_model(tiny_tokenizer()).to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
     assert trained_dtype(model) == "bfloat16"
     assert trained_dtype(get_peft_model(model, lora())) == "float32"
+    # Virtual tokens are refused.
+    virtual = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    with pytest.raises(ConfigError, match=r"peft_config is PrefixTuningConfig, .*: use LoRA"):
+        lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
 
 
 def run_config(folder: Path, **policy: Any) -> RunConfig:

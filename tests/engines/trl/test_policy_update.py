@@ -285,19 +285,17 @@ def test_teacher_reads_the_same_logits_from_shared_prompts() -> None:
     assert torch.allclose(shared[real], whole[real], atol=1e-5)
 
 
-def test_a_prompt_of_one_token() -> None:
-    model = policy("llama")
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    ids = torch.tensor([[7, 9, 10], [7, 11, 12]])
-    scores, _ = score_completions(model, ids, torch.ones_like(ids), 2)
-    expected = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    assert torch.allclose(scores, expected, atol=1e-5)
-
-
-def test_what_cannot_share() -> None:
+def test_what_cannot_share_and_a_prompt_of_one_token() -> None:
     windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
     assert not can_share(windowed)
     model = policy("llama").train()
     model.gradient_checkpointing_enable()
     assert not can_share(model)
     assert can_share(model.eval())
+    # A prompt of one token can.
+    model = policy("llama")
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.tensor([[7, 9, 10], [7, 11, 12]])
+    scores, _ = score_completions(model, ids, torch.ones_like(ids), 2)
+    expected = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(scores, expected, atol=1e-5)

@@ -1,7 +1,9 @@
 """A script's `JointTrainer`: trained, evaluated, resumed, kept."""
 
+import logging
 from collections.abc import Callable
 from functools import cache
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ScriptTra
     @cache
     def run(name: str) -> ScriptTraining:
         training = begin(tmp_path_factory.mktemp("run"), name, remembers=True)
+        handler = BufferingHandler(1000)
+        logger = logging.getLogger("cotune")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
         training.trainer.train()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        training.logged = [record.getMessage() for record in handler.buffer]
         return training
 
     return run
@@ -69,6 +79,12 @@ def test_a_trainer_class_scores_and_weighs_all_rollouts_itself(
     assert "updates are slower" in training.events("notice")[0]["text"]
     with pytest.raises(ConfigError, match="trainer_class is <class 'int'>; expected a subclass of"):
         begin(tmp_path / "refused", trainer_arguments={"trainer_class": int})
+
+
+EVOLVED = {
+    "evolution": "evolution: {accepted} of {proposed} proposals accepted",
+    "hint_phase_ended": "hints: {accepted} of {asked} proposals accepted",
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -107,6 +123,14 @@ def test_each_method_trains_and_is_written_down(
     assert trainer.outcome.after is not None
     (arm,) = summary["arms"].values()
     assert arm["em"] == trainer.outcome.after.em
+    # What happens is logged in a line each.
+    assert all("\n" not in line for line in trained.logged)
+    assert sum(": + i" in line for line in trained.logged) == len(run.read_instructions())
+    for kind, line in EVOLVED.items():
+        for event in trained.events(kind):
+            started = f"step 4: {line.format(**event)}"
+            assert sum(logged.startswith(started) for logged in trained.logged) == 1
+    assert "trained; report" in trained.logged[-1]
 
 
 class Retold(Letters):

@@ -11,12 +11,14 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
+import cotune
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Recorder
 from cotune.types import Action, Distillation, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.ranks import on_two_ranks
+from tests.engines.trl.script_runs import STEPS, ScriptTraining, begin
 from tests.engines.trl.setup import Counting, HintedRows, Run, scored, start
 from tests.engines.trl.test_policy_update import gradients
 from tests.policy.tiny import Letters, tiny_tokenizer
@@ -211,12 +213,44 @@ def distil(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
     return found
 
 
+SCRIPT: dict[str, Any] = {
+    "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3, "save_strategy": "steps",
+    "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "seed": 3,
+    "report_to": ["tensorboard"],
+}  # fmt: skip
+
+
+def train_script(folder: Path, **changes: Any) -> ScriptTraining:
+    given = {"environment": Letters()}
+    values = SCRIPT | changes
+    training = begin(folder, "inspo", evaluates=True, trainer_arguments=given, **values)
+    training.trainer.train()
+    return training
+
+
+def ended_with(training: ScriptTraining) -> dict[str, Any]:
+    model = training.trainer.model
+    assert isinstance(model, torch.nn.Module)
+    history = training.trainer.state.log_history
+    outcome = training.trainer.outcome
+    assert outcome is not None
+    return {
+        "weights": [float(p.detach().double().abs().sum()) for p in model.parameters()],
+        "best": outcome.kept.step,
+        "em": outcome.kept.em,
+        "prompt": training.trainer.best_instruction,
+        "scores": [row["eval_reward"] for row in history if "eval_reward" in row],
+        "again": training.trainer.evaluate()["eval_reward"],
+    }
+
+
 def work(folder: Path, rank: int) -> dict[str, Any]:
     """All that the tests look at, in one launch."""
     return {
         **train(folder, rank),
         "gradients": uneven(folder, rank),
         "adapter": train_adapter(folder / f"adapter{rank}", folder / "adapters"),
+        "script": ended_with(train_script(folder / "script")),
         "distilled": distil(folder / f"distilled{rank}", folder / "distilled"),
         "failures": fail(folder, rank),
     }
@@ -269,12 +303,33 @@ def check_distillation(ranks: list[dict[str, Any]], folder: Path) -> None:
     assert 0 < sum(masked) < len(masked)
 
 
+def check_script(ranks: list[dict[str, Any]], folder: Path) -> None:
+    """Two ranks train, evaluate and keep the best as one process does."""
+    first, second = (rank["script"] for rank in ranks)
+    assert first == second
+    sizes = {"per_device_train_batch_size": 6, "per_device_eval_batch_size": 6}
+    alone = ended_with(train_script(folder / "script alone", **sizes))
+    assert first["best"] == alone["best"] < STEPS  # or the test shows nothing
+    assert first["prompt"] == alone["prompt"]
+    assert first["scores"] == pytest.approx(alone["scores"], abs=1e-3)
+    assert first["weights"] == pytest.approx(alone["weights"], rel=1e-3)
+    assert first["again"] == pytest.approx(first["em"])
+    assert first["em"] >= max(first["scores"]) - 1e-6
+    run = cotune.open_run(folder / "script" / "checkpoints" / "cotune")
+    events = [e for e in run.read_events() if e["kind"] == "evaluated"]
+    # The trainer's, and those that close the run.
+    assert len([e for e in events if e["step"] <= STEPS]) == STEPS
+    assert {e["n"] for e in events} == {2}
+    assert run.totals().rollouts["evaluate"] == 2 * len(events)
+
+
 @pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
 def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
     ranks = on_two_ranks(work, tmp_path)
     check_gradients(ranks, tmp_path)
     check_adapters(ranks, tmp_path)
     check_distillation(ranks, tmp_path)
+    check_script(ranks, tmp_path)
     run = start(tmp_path / "one", **{**SIZES, "per_device_train_batch_size": 6})
     run.trainer.train()
     batches = [[seen(t) for t in batch] for batch in run.trajectories]

@@ -87,7 +87,8 @@ def row(name: int, length: int, limit: int) -> SampleRequest:
     return SampleRequest(name, tuple([5] * (length - 1) + [6 + name]), limit)
 
 
-def test_a_rank_that_is_done_or_never_began_still_calls() -> None:
+def test_ranks_that_share_an_engine_call_it_alike() -> None:
+    # A rank that is done or never began still calls.
     turns = [[[row(0, 4, 3), row(1, 4, 3)], [row(0, 9, 3)], [row(0, 14, 2)]], [[row(2, 4, 3)]], []]
     found, calls = in_step(turns)
     assert calls == [[(3, 2), (3, 1), (2, 1)]] * 3
@@ -98,31 +99,22 @@ def test_a_rank_that_is_done_or_never_began_still_calls() -> None:
     ]
     assert [[s.ids for s in turn] for turn in found[1]] == [[(8,) * 3]]
     assert found[2] == []
-
-
-def test_the_largest_limit_of_all_ranks_is_asked_for_and_each_row_keeps_its_own() -> None:
+    # The largest limit of all ranks is asked for, and each row keeps its own.
     found, calls = in_step([[[row(0, 4, 2)]], [[row(1, 4, 7), row(2, 4, 1)]]])
     assert calls == [[(7, 2)]] * 2
     assert [s.ids for s in found[0][0]] == [(6,) * 2]
     assert [s.ids for s in found[1][0]] == [(7,) * 7, (8,)]
     assert found[0][0][0].logprobs == (-0.0, -1.0)
-
-
-def test_another_ranks_limit_pushes_no_row_out_of_its_context() -> None:
+    # Another rank's limit pushes no row out of its context.
     found, calls = in_step([[[row(0, 95, 5), row(1, 10, 5)]], [[row(2, 10, 50)]]], context=100)
     assert calls == [[(50, 1), (5, 1)]] * 2  # the row of rank 1 was done with the first
     assert [s.ids for s in found[0][0]] == [(6,) * 5, (7,) * 5]
     assert [s.ids for s in found[1][0]] == [(8,) * 50]
-
-
-def test_a_row_that_asks_for_more_than_the_context_is_left_to_vllm() -> None:
-    """It says what is wrong; waiting for a call that the row fits into would never end."""
+    # It says what is wrong; waiting for a call that the row fits into would never end.
     found, calls = in_step([[[row(0, 8, 5)]], []], context=10)
     assert calls == [[(5, 1)]] * 2
     assert len(found[0][0][0].ids) == 5
-
-
-def test_a_rank_whose_episodes_fail_lets_the_others_end_theirs() -> None:
+    # A rank whose episodes fail lets the others end theirs.
     turns = [[[row(0, 4, 3)], [row(0, 9, 3)], [row(0, 14, 3)]], [[row(1, 4, 3)], [row(1, 9, 3)]]]
     found, calls = in_step(turns, fails=1)
     assert len(found[0]) == 3

@@ -15,7 +15,7 @@ from cotune.errors import EngineError
 from cotune.types import Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams
 from tests.engines.trl.setup import Run
-from tests.engines.trl.vllm_setup import cached, sampler, shared_session, vllm_run
+from tests.engines.trl.vllm_setup import both, cached, sampler, shared_session, vllm_run
 from tests.policy.tiny import Letters
 
 
@@ -80,11 +80,7 @@ def test_what_the_engine_wrote_past_the_end_of_a_turn_is_cut_off(
 ) -> None:
     engine.runs_on = 2
     run = vllm_run(tmp_path)
-    sampling, asked = Sampling(temperature=0.0, stop=Letters.stop), requests(run, *[30] * 6)
-    session, other = sampler(run).open(sampling), cached(run).open(sampling)
-    found, expected = session.generate(asked), other.generate(asked)
-    session.close()
-    other.close()
+    found, expected = both(run, Sampling(0.0, Letters.stop), requests(run, *[30] * 6))
     assert [s.ids for s in found] == [s.ids for s in expected]
     assert [len(s.logprobs) for s in found] == [len(s.ids) for s in found]
     assert any(len(s.ids) < 28 for s in found)
@@ -116,13 +112,9 @@ def test_a_row_near_the_end_of_the_context_asks_for_no_more_than_fits(
     short, long = requests(run, 40, 5)
     long = SampleRequest(long.row, long.context_ids * 5, 60 - 5 * len(long.context_ids))
     assert 0 < long.max_tokens < 40
-    session = sampler(run, 60).open(Sampling(temperature=0.0))
-    found = session.generate([long, short])
-    session.close()
+    found, expected = both(run, Sampling(0.0), [long, short], context_tokens=60)
     assert sorted(params.max_tokens for params, _ in engine.calls) == [long.max_tokens, 40]
-    other = cached(run).open(Sampling(temperature=0.0))
-    assert [s.ids for s in found] == [s.ids for s in other.generate([long, short])]
-    other.close()
+    assert [s.ids for s in found] == [s.ids for s in expected]
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])

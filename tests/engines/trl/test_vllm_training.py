@@ -228,11 +228,22 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     assert 0 < outcome.after.n == greedy.n
 
 
-def test_vllm_computes_in_the_trainers_type(tmp_path: Path, engine: Engine) -> None:
-    """By default vLLM would sample a float32 policy in half precision."""
+def test_vllm_computes_in_the_trainers_type_or_says_why_it_does_not_start(
+    tmp_path: Path, engine: Engine
+) -> None:
+    # By default vLLM would sample a float32 policy in half precision.
     started = vllm_generation.LLM  # type: ignore[attr-defined]
     vllm_run(tmp_path)
     assert engine.dtype == "float32"
+    assert vllm_generation.LLM is started  # type: ignore[attr-defined]
+    # If it does not start it says why in a line.
+    engine.refuses_to_start = True
+    with pytest.raises(EngineError) as error:
+        vllm_run(tmp_path / "other")
+    assert str(error.value) == (
+        "vLLM did not start: ValueError: No available memory for the cache blocks. (its settings are "
+        "vllm_… in training.engine_args or GRPOConfig)"
+    )
     assert vllm_generation.LLM is started  # type: ignore[attr-defined]
 
 
@@ -250,8 +261,7 @@ def test_the_trainers_type_is_its_autocasts_or_its_weights(
 
 
 def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
-    """TRL seeds the vLLM of every run alike."""
-
+    # TRL seeds the vLLM of every run alike.
     def drawn(folder: str, seed: int) -> list[tuple[int, ...]]:
         run = vllm_run(tmp_path / folder, seed=seed, max_steps=1, limits=Limits(1, 8, 6, 40))
         run.trainer.train()
@@ -261,8 +271,7 @@ def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
     assert drawn("again", 3) == first
     assert drawn("other", 4) != first
 
-
-def test_processes_that_share_an_engine_have_one_seed() -> None:
+    # Processes that share an engine have one seed.
     def seed_of(process: int, mode: str = "colocate") -> int:
         trainer = SimpleNamespace(
             use_vllm=True,
@@ -276,18 +285,6 @@ def test_processes_that_share_an_engine_have_one_seed() -> None:
 
     assert [seed_of(process) for process in range(4)] == [10, 10, 11, 11]
     assert seed_of(0, "server") == 1
-
-
-def test_vllm_that_does_not_start_says_why_in_a_line(tmp_path: Path, engine: Engine) -> None:
-    started = vllm_generation.LLM  # type: ignore[attr-defined]
-    engine.refuses_to_start = True
-    with pytest.raises(EngineError) as error:
-        vllm_run(tmp_path)
-    assert str(error.value) == (
-        "vLLM did not start: ValueError: No available memory for the cache blocks. (its settings are "
-        "vllm_… in training.engine_args or GRPOConfig)"
-    )
-    assert vllm_generation.LLM is started  # type: ignore[attr-defined]
 
 
 def test_a_server_that_does_not_answer_is_named_in_a_line(

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed
 from peft import PeftModel
@@ -30,36 +31,27 @@ def theirs(folder: Path, step: int) -> Path:
     return path
 
 
-def whole(folder: Path, *steps: int) -> None:
-    for step in steps:
-        save_state(theirs(folder, step), {"batches": step})
-
-
-def kept(folder: Path) -> list[int]:
-    return sorted(int(path.name.rpartition("_")[2]) for path in folder.glob("global_step_*"))
-
-
-def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(tmp_path: Path) -> None:
-    whole(tmp_path, 2, 4, 8, 10)
-    theirs(tmp_path, 6)
+@pytest.mark.parametrize(
+    ("whole", "torn", "keep", "kept"),
+    [
+        ((2, 4, 8, 10), (6,), 2, {8, 10}),
+        # What is torn after the newest pair may still be written.
+        ((2, 4), (6,), 1, {4, 6}),
+        # Nothing is deleted while no pair is whole.
+        ((), (2, 4), 1, {2, 4}),
+    ],
+)
+def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(
+    whole: tuple[int, ...], torn: tuple[int, ...], keep: int, kept: set[int], tmp_path: Path
+) -> None:
+    for step in (*whole, *torn):
+        folder = theirs(tmp_path, step)
+        if step in whole:
+            save_state(folder, {"batches": step})
     (tmp_path / "best").mkdir()
-    keep_newest(tmp_path, 2)
-    assert kept(tmp_path) == [8, 10]
-    assert (tmp_path / "best").is_dir()
-
-
-def test_what_is_torn_after_the_newest_pair_may_still_be_written(tmp_path: Path) -> None:
-    whole(tmp_path, 2, 4)
-    theirs(tmp_path, 6)
-    keep_newest(tmp_path, 1)
-    assert kept(tmp_path) == [4, 6]
-
-
-def test_nothing_is_deleted_while_no_pair_is_whole(tmp_path: Path) -> None:
-    theirs(tmp_path, 2)
-    theirs(tmp_path, 4)
-    keep_newest(tmp_path, 1)
-    assert kept(tmp_path) == [2, 4]
+    keep_newest(tmp_path, keep)
+    expected = {"best", *(f"global_step_{step}" for step in kept)}
+    assert {path.name for path in tmp_path.iterdir()} == expected
 
 
 def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path: Path) -> None:
