@@ -304,7 +304,9 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
     save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
     environment = with_tools()
 
-    codec = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings()).codec
+    coordinator = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings())
+    assert coordinator.settings.context_tokens == 4096  # the policy's own
+    codec = coordinator.codec
     ids = codec.encode("<|tool_call_start|>[look_up(text='a')]<|tool_call_end|>")
     prompt = codec.render([{"role": "user", "content": "Look up a."}], TOOLS)
 

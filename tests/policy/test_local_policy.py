@@ -11,17 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from cotune.errors import ConfigError
 from cotune.policy.adapters import make_savable
-from cotune.policy.local_policy import load, local_coordinator
-from cotune.policy.policy_files import policy_path
-from cotune.rollout.coordinator import RolloutSettings
-from cotune.types import Limits, StopReason
-from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
+from cotune.policy.local_policy import load
 from tests.helpers import raises_line
 from tests.policy.tiny import small_policy
-
-LIMITS = Limits(
-    turns=4, turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
-)
 
 
 def rewrite(folder: Path, name: str, **fields: Any) -> None:
@@ -98,17 +90,3 @@ def test_what_can_be_trained_can_be_saved(settings: dict[str, Any], tmp_path: Pa
     model.save_pretrained(tmp_path / "saved")
     kept = load(tmp_path / "saved")[0].generation_config
     assert (kept.eos_token_id, kept.pad_token_id, kept.temperature) == ([2, 5], 3, None)
-
-
-def test_evaluation_is_greedy_repeatable_and_within_the_policys_context() -> None:
-    environment = GeoEnvironment(GeoOptions(train=1, validation=1, test=6))
-    folder, told = policy_path("bundled:geo"), environment.initial_instruction
-    found = [
-        local_coordinator(folder, environment, told, RolloutSettings(LIMITS, seed=seed))
-        for seed in (0, 1)
-    ]
-    assert [c.settings.context_tokens for c in found] == [1024, 1024]
-    first, second = (c.evaluate(environment.tasks("test")) for c in found)
-    assert [t.completion_ids for t in first] == [t.completion_ids for t in second]
-    assert {t.assignment.sampled.instruction for t in first} == {told}
-    assert {t.stop for t in first} <= {StopReason.ANSWERED, StopReason.TURN_LIMIT}

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -106,15 +106,22 @@ def test_no_order_of_ends_changes_a_rollout(parallel: int) -> None:
     in_lock_step = run(Drawn(), Letters(parallel))
     assert len({len(t.turns) for t in in_lock_step}) > 3
     orders: set[tuple[int, ...]] = set()
+    most: list[int] = []
     for seed in range(5):
         session = Apart(seed)
         environment = Letters(parallel)
         assert run(session, environment) == in_lock_step
-        assert environment.most <= parallel
-        assert (environment.most > 1) == (parallel > 1)
+        most.append(environment.most)
         assert max(environment.batches) > 1  # what is ready at the same time is one call
         orders.add(tuple(session.answered))
     assert len(orders) == 5
+    assert max(most) <= parallel
+    assert (max(most) > 1) == (parallel > 1)  # in one of the orders, however busy the machine
+
+    async def cell() -> list[Trajectory]:
+        return run(Apart(), Letters(parallel))
+
+    assert asyncio.run(cell()) == in_lock_step  # in a notebook, too
 
 
 def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
@@ -220,23 +227,6 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
     assert session.live == 0
 
 
-def test_a_call_that_cannot_be_made_fails_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoThread:
-        def __init__(self) -> None:
-            raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("cotune.rollout.drivers.Worker", NoThread)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        run(Apart(), Letters(2))
-
-
-def test_in_a_notebook_too() -> None:
-    async def cell() -> list[Trajectory]:
-        return run(Apart(), Letters(2))
-
-    assert asyncio.run(cell()) == run(Drawn(), Letters(2))
-
-
 def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
     """In the thread that trains, where it may have opened a database or may run an event loop; episodes then wait."""
     threads: list[threading.Thread] = []
@@ -317,12 +307,3 @@ def test_an_error_reaches_every_waiter_and_the_next_call_is_made(
     first, second = within(run())
     assert [type(error) for error in first] == [expected] * 3
     assert second == [0, 1, 2]
-
-
-@pytest.mark.parametrize("answer", [lambda items: items[1:], lambda items: [*items, 9]])
-def test_another_number_of_results_is_an_error(
-    answer: Callable[[Sequence[int]], Sequence[int]],
-) -> None:
-    found = within(gathered(Together(answer), range(3)))
-    assert [type(error) for error in found] == [EngineError] * 3
-    assert "asked for 3 results" in str(found[0])
