@@ -394,6 +394,13 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(
     assert "pw" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
+    server.replies = [chat()]
+    bench(server, api_key_env=None).client.complete(PROMPT)
+    assert "authorization" not in server.requests[0].headers
+    assert not any(KEY in value for value in server.requests[0].headers.values())
+
+
 def test_what_is_for_openai_alone_goes_nowhere_else(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
