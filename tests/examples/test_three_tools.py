@@ -1,8 +1,9 @@
-"""The example three_tools, with TRL alone and with INSPO."""
+"""The example three_tools, with TRL alone and with INSPO, and the tutorial that shows its files."""
 
 import asyncio
 import difflib
 import io
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +17,11 @@ from cotune.cli.train import train
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.llm.client import PROMPT as FIRST_CALL
+from tests.docs.sources import DOCS, blocks
 from tests.examples.three_tools import FOLDER, Teacher
 from tests.loopback import endpoint
 
+TUTORIAL = DOCS / "tutorial.md"
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
 
@@ -31,14 +34,32 @@ def text_of(name: str) -> str:
 
 
 def test_the_diff_from_a_plain_trl_script_is_twenty_lines() -> None:
+    """The tutorial shows all of it except the docstrings at the top and the line numbers."""
     before, after = (text_of(n).splitlines() for n in ("plain_trl.py", "with_cotune.py"))
-    changed = [line for line in difflib.unified_diff(before, after, n=0) if line[:1] in "+-"][2:]
-    assert changed
-    assert len(changed) <= 20
+    lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+    changed = [line for line in lines if line[:1] in "+-"]
+    assert 0 < len(changed) <= 20
     # What is trained stays in a file of its own, which neither library has a hand in.
     assert "import cotune" not in text_of("plain_trl.py")
     for library in ("cotune", "trl"):
         assert not [i for i in ("import", "from") if f"{i} {library}" in text_of("task.py")]
+
+    whole = ["@@" if line.startswith("@@") else line for line in lines]
+    (shown,) = blocks(TUTORIAL, "diff")
+    assert whole[-len(shown.splitlines()) :] == shown.splitlines()
+    left_out = whole[: -len(shown.splitlines())]
+    assert not [line for line in left_out if "import" in line]
+
+
+@pytest.mark.parametrize(("language", "file"), [("python", "task.py"), ("json", "questions.jsonl")])
+def test_the_tutorials_snippets_stand_in_the_example(language: str, file: str) -> None:
+    shown = blocks(TUTORIAL, language)
+    assert shown
+    for block in shown:
+        assert f"\n{block}" in f"\n{text_of(file)}", block
+        if language == "json":
+            assert set(json.loads(block)) == {"question", "answer"}
+    assert blocks(TUTORIAL, "yaml") == [text_of("run.yaml")]
 
 
 # ---- the parts

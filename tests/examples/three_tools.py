@@ -1,18 +1,12 @@
-"""The example `three_tools` for tests: its folder, its modules, and a scripted LLM."""
+"""The example `three_tools` for tests: its folder, and a scripted LLM."""
 
 import itertools
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from cotune.types import Completion
 
 FOLDER = Path(__file__).parents[2] / "examples" / "three_tools"
-MODULES = ("task", "plain_trl", "with_cotune", "make_policy")
 
 _FIRST = (
     "Choose whichever tool fits the question",
@@ -46,15 +40,3 @@ class Teacher:
         self.instructions += 1
         numbered = [f"<ins_{i}>{next(self._texts)}</ins_{i}>" for i in range(1, int(asked[1]) + 1)]
         return Completion("It guessed where it could have looked it up.\n" + "\n".join(numbered))
-
-
-@contextmanager
-def modules() -> Iterator[dict[str, ModuleType]]:
-    """Import the example's modules by name, and remove them afterwards."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)

@@ -87,14 +87,11 @@ def test_ratio_metrics_by_hand() -> None:
     )
 
 
-def test_who_is_hinted_and_who_distilled() -> None:
+def test_who_is_distilled_and_who_needs_weights() -> None:
     instructed = replace(plain(0.0), sampled_prompt_ids=(5, 6))  # an instruction distilled
     rows = [distilled(0.0), distilled(0.1), plain(0.0), instructed]
     assert [is_hinted(t) for t in rows] == [True, True, False, False]
     assert [is_distilled(t) for t in rows] == [True, True, False, True]
-
-
-def test_what_plain_grpo_could_train_on_needs_no_weights() -> None:
     assert not needs_token_weights([plain(), distilled()], Distillation(ratio="original"))
     assert not needs_token_weights([plain(), plain()], SIGNED)
     assert needs_token_weights([plain(), distilled()], SIGNED)

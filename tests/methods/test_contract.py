@@ -214,25 +214,30 @@ def test_answers_in_texts(text: str, answer: str, leaks: bool) -> None:
 # ---- copies and tags
 
 
+CHINESE = "回答给定的问题。先思考，然后搜索，最后给出答案。"
+WORDS = " ".join(f"w{i}" for i in range(200))
+
+
 @pytest.mark.parametrize(
-    ("changed", "copy"),
+    ("text", "changed", "copy"),
     [
-        ("回答给定的问题。先思考，然后搜索，最后给出答案。", True),
-        ("回答给定的问题。先思考，再搜索，最后给出答案！", True),  # 然后 → 再: three characters
-        ("回答给定的问题。先思考，然后搜索，最后给出答案。每次只查一个名字。", False),
-        ("回答\u200b给定的问题。先思考，然后搜索，最后给出答案。", True),
+        (WORDS, WORDS.replace("w7 ", "x "), True),
+        (WORDS, f"{WORDS} two more", True),
+        (WORDS, f"{WORDS} never the question", False),
+        ("a b c d e f", "d e f a b c", False),
+        # A script without spaces.
+        (CHINESE, CHINESE, True),
+        (
+            CHINESE,
+            "回答给定的问题。先思考，再搜索，最后给出答案！",
+            True,
+        ),  # 然后 → 再: three characters
+        (CHINESE, f"{CHINESE}每次只查一个名字。", False),
+        (CHINESE, CHINESE.replace("回答", "回答\u200b"), True),
     ],
 )
-def test_near_copies_in_a_script_without_spaces(changed: str, copy: bool) -> None:
-    assert is_near_copy("回答给定的问题。先思考，然后搜索，最后给出答案。", changed) is copy
-
-
-def test_near_copy_is_counted_in_words() -> None:
-    words = " ".join(f"w{i}" for i in range(200))
-    assert is_near_copy(words, words.replace("w7 ", "x "))
-    assert is_near_copy(words, words + " two more")
-    assert not is_near_copy(words, words + " never the question")
-    assert not is_near_copy("a b c d e f", "d e f a b c")
+def test_near_copies(text: str, changed: str, copy: bool) -> None:
+    assert is_near_copy(text, changed) is copy
 
 
 def test_tags() -> None:

@@ -14,11 +14,14 @@ from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
 from cotune.methods.method import Context, Method
 from cotune.methods.registry import BUILT_IN, kinds, method_of
+from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
 from cotune.run.run_dir import RunDir
-from tests.helpers import install, make_tasks, raises_line
+from cotune.types import Distillation
+from tests.helpers import Events, ScriptedRollout, install, make_tasks, raises_line, run
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
+from tests.scripted import ScriptedLLM
 
 TOY = "tests.methods.toy_method"
 SMALL: dict[str, Any] = {
@@ -44,6 +47,21 @@ def test_each_method_says_what_it_is() -> None:
         assert method.about
         assert bool(method.evolves) == method.needs_llm
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
+
+
+def test_static_does_nothing() -> None:
+    strategy: Strategy = StaticStrategy("Answer.")
+    rollout, events = ScriptedRollout(lambda _: 0.5), Events()
+    metrics = run(strategy, rollout, ScriptedLLM([]), events, range(1, 5), make_tasks(3))
+    assert metrics == [{}] * 4
+    assert events.rows == []
+    assert {purpose for purpose, _ in rollout.calls} == {"train"}
+    assert strategy.best_prompt().instruction == "Answer."
+    assert strategy.best_instruction_id() == "i0"
+    strategy.settle("i1")
+    assert (strategy.choice(), strategy.best_hint()) == (None, "")
+    assert (strategy.checks_uplift, strategy.has_teacher) == (False, False)
+    assert strategy.distillation == Distillation(ratio="original")
 
 
 EVOLVING = ["inspo", "gepa", "fst"]
@@ -119,7 +137,7 @@ def test_it_is_trained_and_reported(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     small = {**SMALL, "policy": {"path": small_policy()}}
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "run", small))
-    run = RunDir.open(train(file, console))
-    assert [row["bandit/observed"] for row in run.read_metrics()] == [4]
+    record = RunDir.open(train(file, console))
+    assert [row["bandit/observed"] for row in record.read_metrics()] == [4]
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
+    assert "Check it." in record.report_path.read_text(encoding="utf-8")

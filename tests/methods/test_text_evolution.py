@@ -68,6 +68,21 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (8, search.evaluations)
 
+    # One call of the rollout for each batch.
+    seed, parents, children, dev, *_ = policy.calls
+    assert [a.sampled.hint for a in seed] == [""] * 8
+    # Four parents on a minibatch of three each; the same for their children.
+    assert len(parents) == len(children) == 12
+    assert {a.sampled.hint for a in parents} == {""}
+    assert len({a.sampled.hint for a in children}) == 4
+    assert len(dev) % 8 == 0
+    assert {a.task.id for a in dev} == {a.task.id for a in seed}
+    assert not {a.task.id for a in parents} & {a.task.id for a in dev}
+    for call in policy.calls:
+        assert [a.group for a in call] == list(range(len(call)))
+        assert all(a.trained == a.sampled and a.instruction_id == "" for a in call)
+        assert all(a.sampled.instruction == "Solve it." for a in call)
+
 
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
 def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_from(reflection: str):
@@ -111,24 +126,6 @@ def test_environment_errors_in_scores_are_told_once():
     (notice,) = record.of("notice")
     text = "1 of 3 rollouts that score texts ended in an environment error"
     assert notice["text"].startswith(text)
-
-
-def test_one_rollout_call_for_each_batch_of_gepa():
-    policy = Policy()
-    evolve(policy, Author(one_keyword_each))
-    seed, parents, children, dev, *_ = policy.calls
-    assert [a.sampled.hint for a in seed] == [""] * 8
-    # Four parents on a minibatch of three each; the same for their children.
-    assert len(parents) == len(children) == 12
-    assert {a.sampled.hint for a in parents} == {""}
-    assert len({a.sampled.hint for a in children}) == 4
-    assert len(dev) % 8 == 0
-    assert {a.task.id for a in dev} == {a.task.id for a in seed}
-    assert not {a.task.id for a in parents} & {a.task.id for a in dev}
-    for call in policy.calls:
-        assert [a.group for a in call] == list(range(len(call)))
-        assert all(a.trained == a.sampled and a.instruction_id == "" for a in call)
-        assert all(a.sampled.instruction == "Solve it." for a in call)
 
 
 @pytest.mark.parametrize("budget", [22, 33, 34, 60, 61, 100, 250])

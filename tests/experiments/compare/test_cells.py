@@ -13,7 +13,7 @@ from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record
 from tests.experiments.compare.folders import Start, finish, suite_file, value_of
-from tests.experiments.evaluate.measured import quadrants
+from tests.experiments.evaluate.folders import quadrants
 
 REWARDS = (1.0, 0.0, 1.0, 0.0)
 TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <information> </information>"

@@ -15,7 +15,7 @@ from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.scores import wilson
 from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import ALL, HALF, Start, finish, suite_file, value_of
-from tests.experiments.evaluate.measured import quadrants
+from tests.experiments.evaluate.folders import quadrants
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import method, spread, summary
 

@@ -1,4 +1,4 @@
-"""Run folders whose best policy is a bundled one."""
+"""Run folders whose best policy is a bundled one, and quadrants of four questions."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.experiments.evaluate.quadrants import Quadrants
 from cotune.policy.policy_files import policy_path
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
@@ -40,3 +41,33 @@ def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str 
     (run.best_path / "best.json").write_text(json.dumps({"schema_version": 1, **chosen}))
     run.write_summary({})
     return config
+
+
+def quadrants(**changes: Any) -> Quadrants:
+    """Four questions; sampled rewards are half of the greedy ones."""
+    greedy = {
+        "initial_plain": (0.0, 0.0, 0.0, 1.0),
+        "initial_prompted": (0.0, 1.0, 0.0, 1.0),
+        "trained_plain": (0.0, 0.0, 1.0, 1.0),
+        "trained_prompted": (1.0, 1.0, 1.0, 1.0),
+    }
+    given: dict[str, Any] = {
+        "split": "test",
+        "measure": "exact match",
+        "samples": 2,
+        "temperature": 1.0,
+        "initial": "Do.",
+        "best": "Do it.",
+        "trained": True,
+        "questions": ("a", "b", "c", "d"),
+        "strata": ("", "", "", ""),
+        "rewards": {
+            name: {"greedy": values, "sampled": tuple(value / 2 for value in values)}
+            for name, values in greedy.items()
+        },
+        "divergences": {
+            "plain": ((0.5, 1), (1.5, 1), (0.0, 1), (0.0, 1)),
+            "prompted": ((1.0, 2), (2.0, 4), (0.5, 1), (0.5, 1)),
+        },
+    }
+    return Quadrants(**given | changes)

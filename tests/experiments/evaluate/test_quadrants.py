@@ -30,8 +30,7 @@ from cotune.types import Assignment, Prompt
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
-from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
-from tests.experiments.evaluate.measured import quadrants
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, quadrants
 from tests.experiments.report.pages import printed as on_screen
 from tests.helpers import make_trajectory
 from tests.policy.tiny import small_policy

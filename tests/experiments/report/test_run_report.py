@@ -25,7 +25,7 @@ from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.utils.tables import Scores, count, duration, money, percent
-from tests.experiments.evaluate.measured import quadrants
+from tests.experiments.evaluate.folders import quadrants
 from tests.experiments.report.pages import check, rollout
 
 STRATA = ("1 hop", "2 hops", "3 hops")
