@@ -123,6 +123,9 @@ def test_a_policy_that_is_not_there(cwd: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "HF_HUB_OFFLINE is set" in lacking(check("policy files", given))
     said = lacking(policy(config(cwd, policy={"path": "./none"})))
     assert said.startswith("policy.path is './none', and there is no such folder")
+    run = Record.create(cwd / "run", {})
+    said = lacking(policy(config(cwd, policy={"path": str(run.path)})))
+    assert f"is the folder of a run, not of a model; name {run.best_path}" in said
 
 
 @pytest.fixture
@@ -159,12 +162,6 @@ def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
         assert "model.safetensors is damaged (" in said
         with pytest.raises(ConfigError, match=r"^policy\.path: cannot load "):
             load(folder)
-
-
-def test_the_folder_of_a_run_is_no_policy(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", {})
-    said = lacking(policy(config(tmp_path, policy={"path": str(run.path)})))
-    assert f"is the folder of a run, not of a model; name {run.best_path}" in said
 
 
 def test_packages_that_the_run_file_asks_for(
