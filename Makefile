@@ -45,7 +45,7 @@ test-trl: $(READY_TRL)  ## the engine contract on an older TRL: make test-trl TR
 	OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -m "not verl" tests/engines/contract
 
 test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
-	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
+	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -n 2 --maxschedchunk 1 -m verl tests/engines/verl
 
 test-tinker: $(READY_TEST) $(READY_SKYRL)  ## the Tinker engine on SkyRL's server, on the CPU; about ten minutes
 	COTUNE_SKYRL_PYTHON=$(abspath $(VENV_SKYRL))/bin/python $(BIN_TEST)/python -m pytest tests/engines/tinker/test_skyrl.py

@@ -101,7 +101,7 @@ def kill_once(process: Forked, reached: Callable[[], bool]) -> None:
     try:
         while not reached():
             assert process.poll() is None, process.communicate()
-            time.sleep(0.5)
+            time.sleep(0.1)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

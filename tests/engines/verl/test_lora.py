@@ -1,6 +1,7 @@
 """`policy.lora` on veRL: sampled, trained, saved, resumed and kept as whole weights are."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,17 +69,34 @@ def gap(model: Any, update: Update, name: str) -> float:
     return float(((column(update, name) - expected) * mask).abs().max())
 
 
-def test_a_step_is_that_of_the_reference_loop(tmp_path: Path) -> None:
-    path, variables = begin(tmp_path, steps=2, save_every=1)
-    cotune("train", path, variables=variables)
-    first, second = noted_in(tmp_path)
+def test_a_killed_run_steps_as_the_reference_loop(tmp_path: Path) -> None:
+    """On two ranks, which share the adapter and Adam's moments: it goes on with both."""
+    seeded = {"actor_rollout_ref.rollout.full_determinism": True}
+    path, variables = begin(
+        tmp_path, steps=3, save_every=1, keep_checkpoints=3, ranks=2, engine_args=seeded
+    )
     run = tmp_path / "run"
+    checkpoints = run / "checkpoints"
+    kill_once(start("train", path, variables=variables), lambda: len(noted_in(tmp_path)) > 2)
+    for newer in (2, 3):  # as if it had been killed before they were saved
+        shutil.rmtree(checkpoints / f"global_step_{newer}", ignore_errors=True)
+    cotune("resume", run, variables=variables)
+    assert [row["from_step"] for row in events(run, "resumed")] == [1]
+    first, *before, second, third = (
+        sorted(update, key=lambda row: row["completion_ids"]) for update in noted_in(tmp_path)
+    )
+    for killed, resumed in zip(before, (second, third), strict=True):
+        assert [r["completion_ids"] for r in killed] == [r["completion_ids"] for r in resumed]
+        change = column(killed, "old") - column(resumed, "old")
+        assert change.abs().max() < 1e-4  # sums of rows in the order they returned
+
     base, _ = load(BASE, "float32")
-    policy = policy_of(run / "checkpoints" / "global_step_1", tmp_path / "one")
+    policy = policy_of(checkpoints / "global_step_1", tmp_path / "one")
     assert gap(base, first, "old") < 5e-5
     assert gap(policy, second, "old") < 5e-5
+    assert gap(policy, third, "old") > 1e-2  # or the test shows nothing
     assert gap(base, second, "reference") < 5e-5
-    assert gap(base, second, "old") > 0.1  # or the test shows nothing
+    assert gap(base, second, "old") > 0.1
 
     # B begins as 0 and is all that the first step changes.
     ups = [p for name, p in policy.named_parameters() if ".lora_B." in name]
@@ -95,7 +113,7 @@ def test_a_step_is_that_of_the_reference_loop(tmp_path: Path) -> None:
     torch.testing.assert_close(got[clear], steps[clear], atol=RATE / 100, rtol=0)
 
     # What is kept is an adapter with its chat template, of the policy after the last step.
-    last = policy_of(run / "checkpoints" / "global_step_2", tmp_path / "two")
+    last = policy_of(checkpoints / "global_step_3", tmp_path / "three")
     best, _ = load(run / "best", "float32")
     with torch.no_grad():
         assert torch.equal(scored(best, second)[0], scored(last, second)[0])
@@ -109,24 +127,3 @@ def test_a_step_is_that_of_the_reference_loop(tmp_path: Path) -> None:
             torch.testing.assert_close(
                 scored(exported, second)[0], scored(best, second)[0], atol=1e-4, rtol=1e-5
             )
-
-
-def test_a_killed_run_goes_on_with_its_adapter(tmp_path: Path) -> None:
-    """On two ranks, which share the adapter and Adam's moments."""
-    seeded = {"actor_rollout_ref.rollout.full_determinism": True}
-    path, variables = begin(tmp_path, steps=6, save_every=3, ranks=2, engine_args=seeded)
-    run = tmp_path / "run"
-    kill_once(start("train", path, variables=variables), lambda: len(noted_in(tmp_path)) > 4)
-    cotune("resume", run, variables=variables)
-    assert [row["from_step"] for row in events(run, "resumed")] == [3]
-    updates = [
-        sorted(update, key=lambda row: row["completion_ids"]) for update in noted_in(tmp_path)
-    ]
-    fourth, fifth, _ = updates[-3:]
-    for before, after in ((updates[3], fourth), (updates[4], fifth)):
-        assert [row["completion_ids"] for row in before] == [row["completion_ids"] for row in after]
-        change = column(before, "old") - column(after, "old")
-        assert change.abs().max() < 1e-4  # sums of rows in the order they returned
-    policy = policy_of(run / "checkpoints" / "global_step_3", tmp_path / "three")
-    assert gap(policy, fourth, "old") < 5e-5
-    assert gap(policy, fifth, "old") > 1e-2
