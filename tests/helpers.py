@@ -224,6 +224,12 @@ def tool_schema(name: str, description: str = "", **parameters: Any) -> dict[str
     return {"type": "function", "function": function}
 
 
+def tool_call(name: str, **arguments: Any) -> str:
+    """A call of a tool as Hermes and Qwen write it."""
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
 def add(a: int, b: int) -> int:
     """Adds.
 

@@ -42,28 +42,28 @@ TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
 SERVER = "http://127.0.0.1:8000/retrieve"
 
 
-class RecordingRetriever:
-    """Answers each query with passages that name it; keeps what it was asked."""
+class Retriever:
+    """Finds for each query what a function says, by default passages that name it; keeps what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[str], list[str]] | None = None) -> None:
+        self.find = find or (lambda query: [f"{query} #{i}" for i in range(9)])
         self.calls: list[tuple[list[str], int]] = []
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         self.calls.append((list(queries), top_k))
-        return [[f"{query} #{i}" for i in range(top_k)] for query in queries]
+        return [self.find(query)[:top_k] for query in queries]
 
 
-class BrokenRetriever:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+def broken(error: Exception) -> Retriever:
+    def find(query: str) -> list[str]:
+        raise error
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        raise self.error
+    return Retriever(find)
 
 
 def environment(retriever: object = None, top_k: int = 2) -> SearchEnvironment:
     return SearchEnvironment(
-        {"train": [TASK]}, retriever or RecordingRetriever(), "Start.", exact_match, top_k
+        {"train": [TASK]}, retriever or Retriever(), "Start.", exact_match, top_k
     )
 
 
@@ -76,7 +76,7 @@ def trajectory(*turns: Turn, instruction: str = "i") -> Trajectory:
 
 
 def test_a_batch_is_answered_in_order_with_one_call():
-    retriever = RecordingRetriever()
+    retriever = Retriever()
     responses = environment(retriever).respond(
         [
             action("<search>a</search>"),
@@ -107,7 +107,7 @@ def test_a_batch_is_answered_in_order_with_one_call():
 
 @pytest.mark.parametrize("error", [OSError("no\nroute"), RetrievalError("503 " + "x" * 999)])
 def test_a_failing_retriever_is_an_observation(error: Exception):
-    env = environment(BrokenRetriever(error))
+    env = environment(broken(error))
     responses = env.respond([action("<search>a</search>"), action("<answer>x</answer>")])
     assert responses[0].error.startswith(f"search failed: {type(error).__name__}")
     assert "\n" not in responses[0].error
@@ -118,7 +118,7 @@ def test_a_failing_retriever_is_an_observation(error: Exception):
     assert responses[1] == Response(done=True, action="answer")
     # A bug is no failure of a server.
     with pytest.raises(ZeroDivisionError):
-        environment(BrokenRetriever(ZeroDivisionError())).respond([action("<search>a</search>")])
+        environment(broken(ZeroDivisionError())).respond([action("<search>a</search>")])
 
 
 @given(
@@ -238,21 +238,13 @@ CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
 
 
-class RecordedRetriever:
-    """Finds what a transcript says; "down" cannot be searched for."""
-
-    def __init__(self, found: dict[str, list[str]]) -> None:
-        self.found, self.queries = found, list[str]()
-
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        self.queries += queries
-        if "down" in queries:
+def run(recorded: dict[str, Any]) -> tuple[Trajectory, Retriever]:
+    def find(query: str) -> list[str]:
+        if query == "down":
             raise RetrievalError("the server is down")
-        return [self.found.get(query, [])[:top_k] for query in queries]
+        return recorded["retrieval"].get(query, [])
 
-
-def run(recorded: dict[str, Any]) -> tuple[Trajectory, RecordedRetriever]:
-    retriever = RecordedRetriever(recorded["retrieval"])
+    retriever = Retriever(find)
     task = Task("t", recorded["question"], tuple(recorded["answers"]))
     environment = SearchEnvironment(
         {"test": [task]}, retriever, recorded["instruction"], exact_match
@@ -286,7 +278,7 @@ def test_a_recorded_transcript(path: Path) -> None:
             merged.append({kind: text})
     assert {
         "prompt": CODEC.decode(got.prompt_ids), "completion": runs_of(got),
-        "queries": retriever.queries, "actions": [turn.action for turn in got.turns],
+        "queries": [query for queries, _ in retriever.calls for query in queries], "actions": [turn.action for turn in got.turns],
         "answer": got.answer, "reward": got.reward, "stop": got.stop,
     } == {**recorded["expected"], "completion": merged}  # fmt: skip
 

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.types import Limits, Prompt, StopReason, Task, Trajectory
 from tests import scripted
-from tests.helpers import raises_line, under
+from tests.helpers import raises_line, tool_call, under
 
 CODEC = scripted.CharacterCodec()
 TASKS = [
@@ -86,11 +85,6 @@ def environment(factory: Callable[[], Any] = Guessing, **options: Any) -> TrlEnv
     return from_trl(factory, {"train": TASKS}, "Guess.", **options)
 
 
-def call(name: str, **arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>{body}</tool_call>"
-
-
 def roll_out(
     own: TrlEnvironment, replies: Any, tasks: Sequence[Task] = TASKS, **settings: Any
 ) -> list[Trajectory]:
@@ -99,7 +93,7 @@ def roll_out(
 
 
 def guessed(row: int, turn: int, context: str) -> str:
-    return call("guess", number=1) if turn == 0 else "Done."
+    return tool_call("guess", number=1) if turn == 0 else "Done."
 
 
 def test_methods_are_tools_and_what_reset_returns_stands_after_the_users_message() -> None:
@@ -125,7 +119,7 @@ def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> Non
     assert [t.reward for t in again] == [0.0, 1.0, 0.0]
     assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
     # The calls of an episode are made in order.
-    replies = ["".join(call("guess", number=n) for n in range(9)), "Done."]
+    replies = ["".join(tool_call("guess", number=n) for n in range(9)), "Done."]
     (trajectory,) = roll_out(own, replies, TASKS[:1])
 
     assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
@@ -169,7 +163,7 @@ def test_get_reward_counts_beside_reward_functions_and_may_be_async() -> None:
             return 0.5 if self.guesses else None
 
     (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
-    (other,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
+    (other,) = roll_out(environment(Judged), [tool_call("guess", number=0), "Done."], TASKS[:1])
     assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
     assert (other.scored, other.reward, other.parts) == (True, 0.5, {"Judged": 0.5})
 
@@ -269,7 +263,7 @@ class Counter:
 
 def counted(row: int, turn: int, context: str) -> str:
     wanted = context.rpartition("Count to ")[2].partition(".")[0]
-    return call("add", step=int(wanted)) if turn == 0 else "Done."
+    return tool_call("add", step=int(wanted)) if turn == 0 else "Done."
 
 
 def questions(trajectories: list[Trajectory]) -> list[str]:
@@ -387,7 +381,9 @@ def test_texts_in_content_blocks_are_texts() -> None:
     own = environment(Blocks)
 
     assert own.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0. One. Two."
-    (first,) = roll_out(own, [call("guess", number=1) + call("guess", number=0), "."], TASKS[:1])
+    (first,) = roll_out(
+        own, [tool_call("guess", number=1) + tool_call("guess", number=0), "."], TASKS[:1]
+    )
     assert first.turns[0].observation == "\nguess: wrong\nguess: [0]\n"
 
 

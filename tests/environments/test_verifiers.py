@@ -1,6 +1,5 @@
 """Environments of verifiers.v1, with a harness that runs in this process."""
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from cotune.environments.verifiers import VerifiersOptions, from_verifiers, veri
 from cotune.errors import ConfigError
 from cotune.types import Limits, Prompt, StopReason, Trajectory
 from tests import scripted
-from tests.helpers import raises_line, under
+from tests.helpers import raises_line, tool_call, under
 
 ARGS = {"taskset": {"count": 20}, "agent": {"runtime": {"type": "subprocess"}}}
 TASKSET = '''
@@ -131,10 +130,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         sys.path.remove(str(folder))
 
 
-def call(**arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
-
-
 def roll_out(
     own: Any, replies: Any, count: int = 2, limits: Limits | None = None
 ) -> list[Trajectory]:
@@ -145,7 +140,7 @@ def roll_out(
 def adds(row: int, turn: int, context: str) -> str:
     if turn == 0:
         number = int(context.split("What is ")[1].split(" +")[0])
-        return f"I add. {call(a=number)}"
+        return f"I add. {tool_call('add', a=number)}"
     return context.rpartition("[tool: ")[2].rstrip("]")
 
 
@@ -172,14 +167,14 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
         assert trajectory.reward == 2.0
         assert trajectory.parts == {"right": 2.0, "turns": 2.0}
     # An episode that our limits end is scored.
-    (trajectory,) = roll_out(own, [call(a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
+    (trajectory,) = roll_out(own, [tool_call("add", a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
 
     assert trajectory.stop is StopReason.TURN_LIMIT
     assert trajectory.reward == 0.0
     assert trajectory.parts["turns"] == 2.0
     # An environment that breaks ends its episode alone.
     first, second = roll_out(
-        own, lambda row, turn, context: call() if row == 0 else adds(1, turn, context)
+        own, lambda row, turn, context: tool_call("add") if row == 0 else adds(1, turn, context)
     )
 
     assert first.stop is StopReason.ENVIRONMENT_ERROR
@@ -193,7 +188,7 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
     assert "not JSON" in trajectory.turns[0].error
     assert trajectory.answer is None
     # Parallel calls come back by name.
-    (trajectory,) = roll_out(own, [call(a=1) + call(a=2), "2"], count=1)
+    (trajectory,) = roll_out(own, [tool_call("add", a=1) + tool_call("add", a=2), "2"], count=1)
 
     assert trajectory.turns[0].observation == "\nadd: 2\nadd: 4\n"
     assert trajectory.turns[0].action == "2 calls"
@@ -213,7 +208,7 @@ def test_rollouts_that_no_policy_can_be_trained_on_are_refused(
     own: Any, mode: str, words: str
 ) -> None:
     with raises_line(match=words):
-        roll_out(made(mode), [call(a=1), "2"], count=1)
+        roll_out(made(mode), [tool_call("add", a=1), "2"], count=1)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +239,7 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None
     def stops(row: int, turn: int, context: str) -> str:
         if turn:
             raise Stop
-        return call(a=1)
+        return tool_call("add", a=1)
 
     with pytest.raises(Stop):
         roll_out(own, stops)

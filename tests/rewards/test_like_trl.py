@@ -24,7 +24,7 @@ from cotune.rollout.drivers import run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task
 from tests.examples.three_tools import FOLDER
-from tests.helpers import raises_line
+from tests.helpers import raises_line, tool_call
 from tests.scripted import ScriptedSampler
 
 POLICY = FOLDER / "policy"
@@ -73,31 +73,27 @@ class Counter:
         return float(self.count) if self.count else None
 
 
-def call(text: str) -> str:
-    return f"<tool_call>\n{text}\n</tool_call>"
-
-
-ADD = call('{"name": "add", "arguments": {"a": 1, "b": 2}}')
-LATER = call('{"name": "later", "arguments": {"word": "oak"}}')
+ADD = tool_call("add", a=1, b=2)
+LATER = tool_call("later", word="oak")
 TOOL_REPLIES: list[list[str]] = [
     ["It is 7." + DONE],
     [f"I add.{ADD}{DONE}", "3" + DONE],
     [f"{LATER}{ADD}{DONE}", "both" + DONE],
-    [call('{"name": "add", "arguments": {"a": "1"}}') + DONE, "none" + DONE],
-    [call('{"name": "add", "arguments": {"a": 0, "b": 2}}') + DONE, ADD + DONE, "3" + DONE],
-    [call('{"name": "nothing", "arguments": {}}') + DONE, "sorry" + DONE],
-    [call('{"name": "add", "arg') + DONE],
+    [tool_call("add", a="1") + DONE, "none" + DONE],
+    [tool_call("add", a=0, b=2) + DONE, ADD + DONE, "3" + DONE],
+    [tool_call("nothing") + DONE, "sorry" + DONE],
+    ['<tool_call>\n{"name": "add", "arg\n</tool_call>' + DONE],
     [f"<think>Hm.</think>\n\n{ADD}{DONE}", "<think>So.</think> 3 " + DONE],
     [ADD + DONE, ADD + DONE, ADD + DONE],
     ["it goes on and"],
     ["oak<|endoftext|>" + DONE],
 ]
 """The policy's turns in each rollout."""
-STEP = call('{"name": "step", "arguments": {"by": 2}}')
+STEP = tool_call("step", by=2)
 COUNTER_REPLIES = [
     [STEP + DONE, STEP + DONE, "4" + DONE],
     ["no" + DONE],
-    [call('{"name": "step", "arguments": {"by": "x"}}') + DONE, "0" + DONE],
+    [tool_call("step", by="x") + DONE, "0" + DONE],
 ]
 
 

@@ -1,6 +1,5 @@
 """Run files whose policy calls tools, trained by TRL: a tiny policy that calls them by chance."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,14 @@ from transformers import AutoTokenizer
 from cotune.cli.train import train
 from cotune.policy.codec import HFCodec
 from cotune.run.run_dir import RunDir
-from tests.helpers import jsonl
+from tests.helpers import jsonl, tool_call
 from tests.policy.bigram import save
 from tests.run_files import tiny, write
 
-
-def call(name: str, **arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
 TURNS = {
-    call("add", a=3, b=4): 0.3,
-    call("add", a=3): 0.2,
-    call("add", a=1, b=1) + "\n" + call("fail"): 0.2,
+    tool_call("add", a=3, b=4): 0.3,
+    tool_call("add", a=3): 0.2,
+    tool_call("add", a=1, b=1) + "\n" + tool_call("fail"): 0.2,
     "seven": 0.2,
     "eight": 0.1,
 }
