@@ -136,7 +136,7 @@ def test_whole_weights_in_float32_by_hand() -> None:
     assert found.sampling == held + cache + prompts + draws
 
 
-def test_lora_on_bfloat16_by_hand() -> None:
+def test_lora_on_bfloat16_and_the_engines_arguments_by_hand() -> None:
     found = memory(QWEN3_06B, policy={"lora": {"rank": 16}}, training={"kl": 0.001})
     adapters = 28 * 16 * 22528
     assert found.trained == adapters
@@ -145,9 +145,7 @@ def test_lora_on_bfloat16_by_hand() -> None:
     assert part(found, "gradients")[1] == 4 * adapters
     assert part(found, "reference") == (0, 0)  # the base, its adapter off
     assert part(found, "copies") == (0, 0)
-
-
-def test_the_engines_arguments_are_heeded() -> None:
+    # The engine's arguments are heeded.
     plain = memory(QWEN2_3B, policy={"dtype": "float32"})
     full = {"engine_args": {"bf16": False}}
     exact = memory(QWEN2_3B, policy={"dtype": "float32"}, training=full)

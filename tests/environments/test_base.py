@@ -67,6 +67,12 @@ def test_what_a_task_environment_is_without_more() -> None:
         env.tasks("tests")
     with pytest.raises(ConfigError, match=r"train has several tasks with the id 't'"):
         TaskEnvironment({"train": [TASK, TASK]}, "Do.")
+    # A turn of thoughts alone is invalid where an answer is needed.
+    single = SingleTurnEnvironment({}, "")
+    single.no_answer = "no answer"
+    texts = ["<think>a</think>b", "<think>a</think>"]
+    responses = single.respond([Action(TASK, (), text, last=False) for text in texts])
+    assert [response.action for response in responses] == ["answer", "invalid"]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +94,6 @@ def test_the_answer_is_the_last_turn_without_its_thoughts(
 ) -> None:
     trajectory = make_trajectory(under(TASK), 0.0, turns=tuple(map(Turn, turns)))
     assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
-
-
-def test_a_turn_of_thoughts_alone_is_invalid_where_an_answer_is_needed() -> None:
-    env = SingleTurnEnvironment({}, "")
-    env.no_answer = "no answer"
-    texts = ["<think>a</think>b", "<think>a</think>"]
-    responses = env.respond([Action(TASK, (), text, last=False) for text in texts])
-    assert [response.action for response in responses] == ["answer", "invalid"]
 
 
 def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:

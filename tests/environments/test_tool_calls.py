@@ -146,7 +146,7 @@ def test_readers_raise_at_nothing(text: str) -> None:
         assert not (calls.calls and calls.error)
 
 
-REPEATED = 2**17
+REPEATED = 2**16
 CALL = "<function=add><parameter=n>1</parameter></function>"
 
 

@@ -89,10 +89,6 @@ def test_every_text_is_a_literal_of_itself(text: str) -> None:
     assert rendered("{{ " + written + " }}", []) == text
 
 
-def test_a_literal_is_read_by_engines_that_know_no_long_escapes() -> None:
-    assert literal("a\n{é") == r'"a\u000a\u007b\u00e9"'
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.recursive(
@@ -236,3 +232,5 @@ def test_template_arguments_become_defaults() -> None:
     assert rendered(told, [user("Why?")], enable_thinking=True) == "true|{{ x }}|Why?"
     with pytest.raises(TypeError, match="object"):
         with_instruction(own, PromptFormat(), "", {"style": object()})
+    # Engines that know no long escapes read a literal.
+    assert literal("a\n{é") == r'"a\u000a\u007b\u00e9"'

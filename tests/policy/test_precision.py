@@ -48,14 +48,6 @@ def test_types_of_weights_and_computation(
     assert (weights_dtype(options, asked), autocast(options, asked)) == expected
 
 
-def test_the_processor_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for names, native in (({"avx512_bf16": True}, True), ({"avx512_f": True}, False), ({}, False)):
-        native_bfloat16.cache_clear()
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
-        assert native_bfloat16() is native
-    native_bfloat16.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("asked", "given", "on_cpu", "on_gpu"),
     [("auto", None, False, True), ("fp32", None, False, False), ("bf16", None, True, True),
@@ -76,7 +68,9 @@ def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
     return parse_config(tiny(tmp_path / "run", sections), "test")
 
 
-def test_types_that_a_run_file_names(tmp_path: Path) -> None:
+def test_types_that_a_run_file_and_the_processor_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The reference policy has the policy's type.
     config = run_file(tmp_path, training={"kl": 0.1}, policy={"dtype": "bfloat16"})
     assert grpo_config(config, tmp_path).model_init_kwargs == {
@@ -91,3 +85,9 @@ def test_types_that_a_run_file_names(tmp_path: Path) -> None:
     half = casting(PolicyConfig(), "auto", {"fp16": True})
     assert isinstance(half, partial)
     assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)
+    # The processor says what it has.
+    for names, native in (({"avx512_bf16": True}, True), ({"avx512_f": True}, False), ({}, False)):
+        native_bfloat16.cache_clear()
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
+        assert native_bfloat16() is native
+    native_bfloat16.cache_clear()

@@ -111,11 +111,12 @@ def test_any_text_has_a_last_box_or_none(text: str):
 
 
 def test_deep_and_many_boxes_are_read_in_linear_time():
+    """A quadratic parser needs minutes, more than a test may take."""
     deep = "{" * 100_000 + "}" * 100_000
     assert last_boxed("\\boxed{" + deep + "}") == deep
     assert last_boxed("\\boxed{" * 100_000) is None
-    many = "".join(f"\\boxed{{{i}}}" for i in range(100_000))
-    assert last_boxed(many) == ", ".join(map(str, range(100_000)))
+    many = "".join(f"\\boxed{{{i}}}" for i in range(30_000))
+    assert last_boxed(many) == ", ".join(map(str, range(30_000)))
 
 
 @pytest.mark.parametrize(
@@ -156,12 +157,6 @@ def test_long_answers_are_not_read_and_integers_alone_if_asked_for() -> None:
     strict = BoxedReward(plain_integers=True)
     pairs = [("12 \\times 13", ["156"]), ("156.0", ["156"]), ("156", ["156"]), ("1,56", ["156"])]
     assert strict.score(pairs) == [0.0, 0.0, 1.0, 0.0]
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_plain_integers_leave_other_ground_truths_to_the_worker():
-    strict = BoxedReward(30.0, plain_integers=True)
-    assert strict(r"\frac12", ["0", "0.5"]) == 1.0
 
 
 def test_equality_as_mathematics(reward: BoxedReward):
@@ -240,7 +235,7 @@ def worker(reward: BoxedReward) -> int:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_worker_is_kept_and_replaced():
+def test_a_worker_is_kept_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = BoxedReward(30.0)
     assert reward._idle == []
     assert reward("1/2", ["0.5"]) == 1.0
@@ -251,6 +246,14 @@ def test_a_worker_is_kept_and_replaced():
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert reward("1/2", ["0.5"]) == 1.0
     assert worker(reward) != first
+    # Plain integers leave other ground truths to it.
+    strict = BoxedReward(30.0, plain_integers=True)
+    assert strict(r"\frac12", ["0", "0.5"]) == 1.0
+    # A folder of the user's shadows nothing.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "random.py").write_text("raise ImportError('not the real one')")
+    monkeypatch.chdir(tmp_path / "own")
+    assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
 
 
 class Interrupted(BaseException):
@@ -331,14 +334,6 @@ def test_what_math_verify_may_do_when_it_is_loaded(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     own = BoxedReward(30.0)
     assert own.score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_folder_of_the_user_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "random.py").write_text("raise ImportError('not the real one')")
-    monkeypatch.chdir(tmp_path / "own")
-    assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
 
 
 def test_memory_is_capped():

@@ -182,7 +182,7 @@ def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> 
     assert stable_seed(1, "train", 2, 3) == 0x63CBF3E14D92D6D4
 
 
-def test_rows_per_call_changes_no_row_and_no_seed() -> None:
+def test_rows_per_call_changes_no_row_and_no_seed_and_limits_reach_the_episodes() -> None:
     for rows_per_call in (1, 3, 512):
         coordinator = make(settings=RolloutSettings(seed=5, rows_per_call=rows_per_call))
         trajectories, _ = one_step(coordinator, TASKS, 2, STEP)
@@ -191,9 +191,7 @@ def test_rows_per_call_changes_no_row_and_no_seed() -> None:
         assert len(opened(coordinator)) == 2  # a session each, in however many parts
         assert isinstance(coordinator.sampler, ScriptedSampler)
         assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
-
-
-def test_limits_and_context_reach_the_episodes() -> None:
+    # Limits and context reach the episodes.
     limits = Limits(turn_tokens=2)
     coordinator = make(settings=RolloutSettings(limits))
     assert max(len(t.own_text) for t in coordinator.evaluate(TASKS)) == 2

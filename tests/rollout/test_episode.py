@@ -109,7 +109,8 @@ def test_turns_that_are_empty_or_closed_or_cut() -> None:
     assert len(got.completion_ids) == 10
 
 
-def test_the_policy_sees_prompt_and_completion_so_far_as_they_were() -> None:
+def test_what_policy_and_environment_are_told() -> None:
+    # The policy sees prompt and completion so far as they were.
     environment = Echo()
     sampler = ScriptedSampler(CODEC, ["say abc", "end answer"])
     episodes = new_episodes([HINTED], environment, CODEC, Limits())
@@ -117,6 +118,34 @@ def test_the_policy_sees_prompt_and_completion_so_far_as_they_were() -> None:
     contexts = [CODEC.decode(requests[0].context_ids) for requests in sampler.requests]
     assert contexts == ["hint do q?", "hint do q?say abcabc"]
     assert environment.actions[1].turns == (Turn("say abc", "abc", "say"),)
+    # The environment is told which turn is the last.
+    for limits, context, last in (
+        (Limits(turns=2), None, [False, True]),
+        (Limits(trajectory_tokens=6), None, [True]),
+        (Limits(), 5 + 6, [True]),
+    ):
+        environment = Echo()
+        episodes = new_episodes([PLAIN], environment, CODEC, limits, context_tokens=context)
+        sampler = ScriptedSampler(CODEC, ["say a", "say b"])
+        run_episodes(episodes, environment, sampler.open(Sampling()))
+        assert [action.last for action in environment.actions] == last
+    # Episodes that are over leave the batch, and keep their places.
+    environment = Echo()
+    lengths = [3, 1, 2]
+
+    def reply(row: int, turn: int, context: str) -> str:
+        return "end answer" if turn + 1 == lengths[row - 10] else f"say {row}"
+
+    sampler = ScriptedSampler(CODEC, reply)
+    episodes = new_episodes([PLAIN] * 3, environment, CODEC, Limits(), first_row=10)
+    got = run_episodes(episodes, environment, sampler.open(Sampling()))
+    assert [[r.row for r in requests] for requests in sampler.requests] == [
+        [10, 11, 12],
+        [10, 12],
+        [10],
+    ]
+    assert [len(t.turns) for t in got] == lengths
+    assert [t.turns[0].observation for t in got] == ["10", "", "12"]
 
 
 @pytest.mark.parametrize(
@@ -158,19 +187,6 @@ def test_the_policys_context_ends_an_episode(assignment: Assignment, prompt: int
     assert got.stop == StopReason.TOKEN_LIMIT
 
 
-def test_the_environment_is_told_which_turn_is_the_last() -> None:
-    for limits, context, last in (
-        (Limits(turns=2), None, [False, True]),
-        (Limits(trajectory_tokens=6), None, [True]),
-        (Limits(), 5 + 6, [True]),
-    ):
-        environment = Echo()
-        episodes = new_episodes([PLAIN], environment, CODEC, limits, context_tokens=context)
-        sampler = ScriptedSampler(CODEC, ["say a", "say b"])
-        run_episodes(episodes, environment, sampler.open(Sampling()))
-        assert [action.last for action in environment.actions] == last
-
-
 @pytest.mark.parametrize(
     ("limits", "context", "words"),
     [
@@ -183,25 +199,6 @@ def test_a_prompt_without_room_is_refused(
 ) -> None:
     with raises_line(*words):
         run(["end answer"], limits, HINTED, context)
-
-
-def test_episodes_that_are_over_leave_the_batch_and_keep_their_places() -> None:
-    environment = Echo()
-    lengths = [3, 1, 2]
-
-    def reply(row: int, turn: int, context: str) -> str:
-        return "end answer" if turn + 1 == lengths[row - 10] else f"say {row}"
-
-    sampler = ScriptedSampler(CODEC, reply)
-    episodes = new_episodes([PLAIN] * 3, environment, CODEC, Limits(), first_row=10)
-    got = run_episodes(episodes, environment, sampler.open(Sampling()))
-    assert [[r.row for r in requests] for requests in sampler.requests] == [
-        [10, 11, 12],
-        [10, 12],
-        [10],
-    ]
-    assert [len(t.turns) for t in got] == lengths
-    assert [t.turns[0].observation for t in got] == ["10", "", "12"]
 
 
 def test_nothing_is_rendered_twice_or_encoded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:

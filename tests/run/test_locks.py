@@ -53,7 +53,9 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
     assert not is_locked(tmp_path / "run.lock")
 
 
-def test_a_lock_neither_empties_a_file_nor_follows_a_link(tmp_path: Path) -> None:
+def test_a_lock_neither_empties_a_file_nor_follows_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = tmp_path / "mine"
     mine.write_text("kept")
     with locked(mine, "busy"):
@@ -63,10 +65,7 @@ def test_a_lock_neither_empties_a_file_nor_follows_a_link(tmp_path: Path) -> Non
         pass
     assert mine.read_text() == "kept"
 
-
-def test_a_file_system_without_locks_keeps_nobody_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # A file system without locks keeps nobody off.
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

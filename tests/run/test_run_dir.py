@@ -43,13 +43,49 @@ def run(tmp_path: Path) -> Record:
     return Record.create(tmp_path / "run", CONFIG)
 
 
-def test_create_writes_the_configuration_and_open_reads_it_back(run: Record) -> None:
+def test_what_is_written_is_read_back(run: Record) -> None:
+    # The configuration.
     stored = yaml.safe_load((run.path / "run.yaml").read_text())
     assert next(iter(stored)) == "schema_version"
     assert stored["schema_version"] == 1
     assert Record.open(run.path).read_config() == CONFIG | {"rewards": ["em", "f1"]}
     assert Record.is_run(run.path)
     assert not Record.is_run(run.path.parent)
+    # Events and metrics, which are stamped.
+    run.event("population", 3, members=[{"id": "i0", "weight": np.float32(0.5)}])
+    run.metrics(3, {"reward": 0.25, "loss": float("nan"), "count": np.int64(4), "max": np.inf})
+    (event,) = run.read_events()
+    assert (event["kind"], event["step"], event["attempt"]) == ("population", 3, 1)
+    assert event["time"] > 1.6e9
+    assert event["members"] == [{"id": "i0", "weight": 0.5}]
+    (row,) = run.read_metrics()
+    values = {key: row[key] for key in ("step", "reward", "loss", "count", "max")}
+    assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
+    # Trajectories, in full.
+    run.rollouts(3, "train", [searched()])
+    run.rollouts(3, "train", [searched(trained=Prompt("Search, then answer.", "hint"))])
+    first, second = run.read_trajectories(3, "train")
+    assert first == {
+        "step": 3, "attempt": 1, "purpose": "train",
+        "task": {"id": "q1", "question": "Where is Wusu?", "answers": ["China"],
+                 "stratum": "1 hop"},
+        "instruction": "i3", "group": 2,
+        "sampled": {"instruction": "Search, then answer.", "hint": ""}, "trained": None,
+        "turns": [
+            {"text": "<search>Wusu</search>", "observation": "<information>…</information>",
+             "action": "search", "error": ""},
+            {"text": "<answer>China</answer>", "observation": "", "action": "answer",
+             "error": "late"},
+        ],
+        "stop": "answered", "answer": "China", "reward": 1.0,
+        "prompt_tokens": 3, "completion_tokens": 4, "generated_tokens": 2,
+        "prompt_ids": [1, 2, 3], "trained_prompt_ids": None,
+        "completion_ids": [4, 5, 6, 7], "mask": [1, 0, 0, 1],
+    }  # fmt: skip
+    assert second["trained_prompt_ids"] == [1, 3]
+    assert second["trained"] == {"instruction": "Search, then answer.", "hint": "hint"}
+    assert run.trajectory_files() == [(3, "train")]
+    assert run.read_trajectories(3, "verify") == []
 
 
 def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_path: Path) -> None:
@@ -96,18 +132,6 @@ def test_open_refuses_what_is_no_run_folder(run: Record, text: str | None, match
         Record.open(run.path)
 
 
-def test_events_and_metrics_are_stamped(run: Record) -> None:
-    run.event("population", 3, members=[{"id": "i0", "weight": np.float32(0.5)}])
-    run.metrics(3, {"reward": 0.25, "loss": float("nan"), "count": np.int64(4), "max": np.inf})
-    (event,) = run.read_events()
-    assert (event["kind"], event["step"], event["attempt"]) == ("population", 3, 1)
-    assert event["time"] > 1.6e9
-    assert event["members"] == [{"id": "i0", "weight": 0.5}]
-    (row,) = run.read_metrics()
-    values = {key: row[key] for key in ("step", "reward", "loss", "count", "max")}
-    assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
-
-
 @pytest.mark.parametrize("value", [{1, 2}, Path("x"), b"x", object(), {1: 2}])
 def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value: object) -> None:
     with pytest.raises(TypeError, match=r"event 'notice'\.text"):
@@ -115,33 +139,6 @@ def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value
     assert run.read_events() == []
     with pytest.raises(TypeError, match=r"event 'mine' has the field 'step', .*; rename it"):
         run.event("mine", 1, step=1)
-
-
-def test_trajectories_are_kept_in_full(run: Record) -> None:
-    run.rollouts(3, "train", [searched()])
-    run.rollouts(3, "train", [searched(trained=Prompt("Search, then answer.", "hint"))])
-    first, second = run.read_trajectories(3, "train")
-    assert first == {
-        "step": 3, "attempt": 1, "purpose": "train",
-        "task": {"id": "q1", "question": "Where is Wusu?", "answers": ["China"],
-                 "stratum": "1 hop"},
-        "instruction": "i3", "group": 2,
-        "sampled": {"instruction": "Search, then answer.", "hint": ""}, "trained": None,
-        "turns": [
-            {"text": "<search>Wusu</search>", "observation": "<information>…</information>",
-             "action": "search", "error": ""},
-            {"text": "<answer>China</answer>", "observation": "", "action": "answer",
-             "error": "late"},
-        ],
-        "stop": "answered", "answer": "China", "reward": 1.0,
-        "prompt_tokens": 3, "completion_tokens": 4, "generated_tokens": 2,
-        "prompt_ids": [1, 2, 3], "trained_prompt_ids": None,
-        "completion_ids": [4, 5, 6, 7], "mask": [1, 0, 0, 1],
-    }  # fmt: skip
-    assert second["trained_prompt_ids"] == [1, 3]
-    assert second["trained"] == {"instruction": "Search, then answer.", "hint": "hint"}
-    assert run.trajectory_files() == [(3, "train")]
-    assert run.read_trajectories(3, "verify") == []
 
 
 def filled(run: Record) -> None:

@@ -78,7 +78,7 @@ def test_an_error_of_the_server_is_one_line_without_the_key(
         adapter.save("x")
 
 
-def test_a_server_that_dies_while_it_works_ends_the_run(
+def test_a_server_that_dies_while_it_works_or_never_answers_ends_the_run(
     server: FakeServer, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
@@ -96,12 +96,7 @@ def test_a_server_that_dies_while_it_works_ends_the_run(
     with pytest.raises(EngineError, match="no longer answers"):
         adapter.save("x")
     assert len(looks) == 4  # once well, then three times not
-
-
-def test_a_server_that_never_answers_is_given_up(
-    server: FakeServer, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SkyRL's hangs for another version of the SDK than it knows."""
+    # One that never answers is given up: SkyRL's hangs for another version of the SDK than it knows.
     monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
     adapter.service.limit = 0.1
     server.fail = lambda name: time.sleep(2) if name == "update" else None
