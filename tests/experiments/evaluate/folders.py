@@ -10,6 +10,7 @@ from cotune.experiments.evaluate.quadrants import Quadrants
 from cotune.policy.policy_files import policy_path
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny
 
 BETTER = f"{SEARCH} Search for one entity at a time."
@@ -24,6 +25,12 @@ LADDER: dict[str, Any] = {
     "limits": {"turns": 1, "turn_tokens": 96},
     "strategy": {"kind": "static"},
 }
+
+
+def short(**changes: Any) -> dict[str, Any]:
+    """Short rollouts of a small policy, where no reward is looked for."""
+    small = {"policy": {"path": small_policy()}, "limits": {"turns": 2, "turn_tokens": 8}}
+    return {**GEO, **small, **changes}
 
 
 def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str = "") -> RunConfig:

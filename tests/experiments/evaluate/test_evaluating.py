@@ -28,7 +28,7 @@ from cotune.run.scores import wilson
 from cotune.types import Task, Trajectory
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
-from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, short
 from tests.export.finished import files
 from tests.helpers import make_trajectory, under
 from tests.run_files import environment_of
@@ -40,13 +40,17 @@ def geo(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """Where no reward is looked for."""
+    return finished(tmp_path_factory.mktemp("small") / "run", short(), BETTER)
+
+
+@pytest.fixture(scope="module")
 def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     hint = "Work through it in written columns and carry what is over."
     return finished(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
 
 
-SHORT = ("--set", "limits.turns=2", "--set", "limits.turn_tokens=24")
-"""Where no reward is looked for."""
 Evaluate = Callable[..., dict[str, Any]]
 
 
@@ -86,9 +90,9 @@ def test_greedy_alone_on_the_runs_own_questions(geo: RunConfig, evaluate: Evalua
     assert exact["mean"] > initial["reward", "greedy"]["mean"]
 
 
-def test_sampled_beside_greedy(geo: RunConfig, evaluate: Evaluate) -> None:
-    arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3, *SHORT)
-    found = evaluate(geo, *arguments)
+def test_sampled_beside_greedy(small: RunConfig, evaluate: Evaluate) -> None:
+    arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3)
+    found = evaluate(small, *arguments)
     assert (found["schema_version"], found["temperature"]) == (1, 0.7)
     (result,) = found["sets"]
     best = figures(result, "best")
@@ -97,7 +101,7 @@ def test_sampled_beside_greedy(geo: RunConfig, evaluate: Evaluate) -> None:
     means = [best["reward", name]["mean"] for name in names[1:]]
     assert means[0] <= means[1]
     assert {f["n"] for f in result["figures"]} == {3}
-    assert figures(evaluate(geo, *arguments)["sets"][0], "best") == best
+    assert figures(evaluate(small, *arguments)["sets"][0], "best") == best
 
 
 def search_r1_file(config: RunConfig, path: Path) -> Path:
@@ -174,12 +178,11 @@ def test_a_math_benchmark_by_boxed_answers(
 
 
 def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
-    geo: RunConfig, evaluate: Evaluate, tmp_path: Path
+    small: RunConfig, evaluate: Evaluate, tmp_path: Path
 ) -> None:
     file = tmp_path / "amc.jsonl"
     file.write_text(json.dumps({"id": 0, "problem": "What is 2 + 2?", "answer": 4.0}))
-    arguments = ("--benchmark", f"amc={file}", "--set", "limits.turns=1")
-    (result,) = evaluate(geo, *arguments)["sets"]
+    (result,) = evaluate(small, "--benchmark", f"amc={file}")["sets"]
     assert result["notices"] == [
         f"{label} instruction: does not mention \\boxed{{}}, from which answers are read on AMC"
         for label in ("best", "initial")
@@ -197,8 +200,8 @@ def test_words_in_a_box_are_compared_as_words(
     assert (exact["title"], exact["mean"]) == ("exact match", 1.0)
 
 
-def test_tables(geo: RunConfig, run_command: Command) -> None:
-    ended = run_command("evaluate", geo.output, "--samples", 2, "--limit", 3, *SHORT)
+def test_tables(small: RunConfig, run_command: Command) -> None:
+    ended = run_command("evaluate", small.output, "--samples", 2, "--limit", 3)
     lines = [line.strip() for line in ended.out.splitlines()]
     assert lines[:3] == [
         "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"
@@ -216,7 +219,7 @@ def test_tables(geo: RunConfig, run_command: Command) -> None:
 
 
 def test_an_unfinished_run_and_changed_data_are_told(tmp_path: Path, evaluate: Evaluate) -> None:
-    config = finished(tmp_path / "run", GEO, BETTER)
+    config = finished(tmp_path / "run", short(), BETTER)
     (tmp_path / "run" / "summary.json").unlink()
     chosen = tmp_path / "run" / "best" / "best.json"
     chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "training_tasks": "others"}))

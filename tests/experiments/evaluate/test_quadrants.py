@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from cotune.types import Assignment, Prompt
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
-from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, quadrants
+from tests.experiments.evaluate.folders import BETTER, LADDER, finished, quadrants, short
 from tests.experiments.report.pages import printed as on_screen
 from tests.helpers import make_trajectory
 from tests.policy.tiny import small_policy
@@ -114,12 +114,6 @@ def test_quadrants_that_coincide_are_shown_once() -> None:
     frozen = printed(replace(quadrants(), trained=False, divergences={}))
     assert any("The weights were not trained. 4 test" in line for line in frozen)
     assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
-
-
-def short(**changes: Any) -> dict[str, Any]:
-    """Short rollouts of a small policy, where no reward is looked for."""
-    small = {"policy": {"path": small_policy()}, "limits": {"turns": 2, "turn_tokens": 24}}
-    return {**GEO, **small, **changes}
 
 
 Measure = Callable[..., tuple[Quadrants, str]]
