@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from cotune.config.build import build_environment, build_strategy, initial_instruction
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, parse_config
 from cotune.protocols import Environment, Strategy, TokenRules
 
 TINY: dict[str, Any] = {
@@ -52,6 +52,11 @@ def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         else:
             raw[name] = value
     return raw
+
+
+def config_of(**changes: Any) -> RunConfig:
+    """The tiny run file, read; `changes` are its sections, or parts of them."""
+    return parse_config(tiny(Path("out"), changes), "test")
 
 
 def script_fields(output: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import yaml
 from cotune.cli import train as training
 from cotune.run.record import Record
 from tests.command_line import Command, Refused
+from tests.export.finished import files
 from tests.forked import ROOT
 from tests.helpers import without_loading
 from tests.run_files import script_fields, tiny, write
@@ -150,20 +151,16 @@ def test_indivisible_over_processes(
     assert not (tmp_path / "out").exists()
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def test_an_output_that_exists_is_left_alone(tmp_path: Path, refused: Refused) -> None:
     out = tmp_path / "out"
     run = Record.create(out, tiny(out))
     run.event("evaluated", 0, em=0.5)
-    before = snapshot(out)
+    before = files(out)
     file = write(tmp_path / "run.yaml", tiny(out))
     error = refused("train", file)
     assert f"output: {out} exists" in error
     assert f"cotune resume {out}" in error
-    assert snapshot(out) == before
+    assert files(out) == before
 
     foreign = tmp_path / "thesis"
     foreign.mkdir()
@@ -172,7 +169,7 @@ def test_an_output_that_exists_is_left_alone(tmp_path: Path, refused: Refused) -
     error = refused("train", file)
     assert "choose another output" in error
     assert "resume" not in error
-    assert snapshot(foreign) == {"chapter.txt": b"years of work"}
+    assert files(foreign) == {"chapter.txt": b"years of work"}
 
 
 @pytest.mark.parametrize(
@@ -191,11 +188,11 @@ def test_folders_that_cannot_be_written(
     file = write(tmp_path / "run.yaml", tiny(out))
     finished = tmp_path / "finished"
     finished_run(finished)
-    before = snapshot(tmp_path)
+    before = files(tmp_path)
     error = refused(*(word.format(file=file, out=out, finished=finished) for word in command))
     assert f"{field}: " in error
     assert error.rstrip().endswith("choose another folder")
-    assert snapshot(tmp_path) == before
+    assert files(tmp_path) == before
 
 
 def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +257,10 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
 
     finished = tmp_path / "finished"
     Record.create(finished, tiny(finished)).write_summary({"arms": {}})
-    before = snapshot(finished)
+    before = files(finished)
     error = refused("resume", finished)
     assert "this run is finished" in error
-    assert snapshot(finished) == before
+    assert files(finished) == before
 
     script = tmp_path / "script"
     Record.create(script, script_fields(script))

@@ -27,7 +27,7 @@ from cotune.errors import ConfigError, RetrievalError, Stopped
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from tests.run_files import tiny, write
+from tests.run_files import config_of, tiny, write
 
 RUN = """
 output: runs/x
@@ -160,7 +160,7 @@ def test_the_environments_precision_does_not_replace_the_run_files(
     for name in ("no", "bf16"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", name)
         with mock.patch.dict(os.environ):
-            quiet_libraries(parse_config(tiny(Path("out")), "test"))
+            quiet_libraries(config_of())
             assert "ACCELERATE_MIXED_PRECISION" not in os.environ
     (message,) = caplog.messages
     assert "ACCELERATE_MIXED_PRECISION is ignored" in message

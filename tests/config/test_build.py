@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.config.build import build_llm, describe_llm
-from cotune.config.run_file import RunConfig, parse_config
+from cotune.config.run_file import RunConfig
 from cotune.errors import LLMError
 from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
@@ -17,7 +17,7 @@ from cotune.types import Progress, Prompt
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from tests.helpers import Events, make_trajectory, paraphrase_prompt
 from tests.methods.p2o.hint_fakes import Policy
-from tests.run_files import environment_of, strategy_of, tiny
+from tests.run_files import config_of, environment_of, strategy_of
 from tests.scripted import Author
 
 LADDER = {"kind": "ladder", "train": 16, "validation": 8, "test": 8}
@@ -25,8 +25,7 @@ BOXED = "Work it out. Put it in \\boxed{}."
 
 
 def config(strategy: dict[str, Any], **changes: Any) -> RunConfig:
-    sections = {"strategy": strategy, "environment": LADDER, **changes}
-    return parse_config(tiny(Path("out"), sections), "test")
+    return config_of(**{"strategy": strategy, "environment": LADDER, **changes})
 
 
 class Words:

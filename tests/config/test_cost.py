@@ -11,13 +11,9 @@ from cotune.errors import ConfigError
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
-from tests.run_files import tiny
+from tests.run_files import config_of, tiny
 
 P2O = {"kind": "p2o", "hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 20, "beam": 2}}
-
-
-def config_with(**changes: Any) -> RunConfig:
-    return parse_config(tiny(Path("out"), changes), "test")
 
 
 ONE, TWO, THREE = ({"population_size": size} for size in (1, 2, 3))
@@ -44,7 +40,7 @@ VALIDATED = {"every": 2, "before": False}
     ],
 )  # fmt: skip
 def test_rollouts_and_calls_of_a_plan(changes: dict[str, Any], expected: dict[str, Any]) -> None:
-    plan = plan_run(config_with(**changes))
+    plan = plan_run(config_of(**changes))
     numbers = {**plan.rollouts, "calls": plan.calls}
     assert {name: numbers.get(name) for name in expected} == expected
 
@@ -72,7 +68,7 @@ def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
     for name, count in (("train", 5), ("validation", 2), ("test", 4)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
     names = {"path": "train", "validation": "validation", "test": "test"}
-    config = config_with(
+    config = config_of(
         # Not indexed: the corpus may be large.
         environment={"kind": "search", "corpus": "nowhere.jsonl"},
         dataset={field: str(tmp_path / f"{name}.jsonl") for field, name in names.items()},
@@ -143,10 +139,10 @@ def hint_phases(config: RunConfig, questions: int) -> int:
 
 def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
     # 8 tasks, 4 a step: epochs end after steps 2, 4, …; the last step has no phase after it.
-    config = config_with(strategy=P2O, training={"steps": 5})
+    config = config_of(strategy=P2O, training={"steps": 5})
     assert hint_phases(config, 8) == 2
     assert hint_phases(config, 2) == config.training.steps - 1  # two epochs a step, one phase
-    assert hint_phases(config_with(strategy=P2O, training={"steps": 4}), 8) == 1
+    assert hint_phases(config_of(strategy=P2O, training={"steps": 4}), 8) == 1
     assert hint_phases(config, 1) == 0  # fewer than hard_set_min_count
     planned = plan_run(config)
     assert planned.rollouts["evolve"] == 2 * 20
@@ -157,7 +153,7 @@ def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
 def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> None:
     strategy = {"kind": "gepa", "budget": 20, "dev_size": 4}
     changes = {"training": {"frozen": frozen}, "evaluation": {"every": 1}}
-    planned = plan_run(config_with(strategy=strategy, **changes))
+    planned = plan_run(config_of(strategy=strategy, **changes))
     assert planned.rollouts["evolve"] == 20
     assert planned.calls == 7
     assert planned.rollouts["train"] == (0 if frozen else 24)

@@ -19,7 +19,7 @@ from cotune.errors import ConfigError
 from cotune.run.checkpoints import save_state
 from cotune.run.record import Record
 from tests.helpers import raises_line
-from tests.run_files import tiny
+from tests.run_files import config_of, tiny
 
 
 class Folder:
@@ -124,10 +124,6 @@ def test_modules_in_the_current_folder_are_found_again(
 
 KEY = "a-secret-of-no-known-form"
 ENDPOINT = {"kind": "openai", "model": KEY, "api_key_env": None}
-
-
-def config_of(**change: Any) -> RunConfig:
-    return parse_config(tiny(Path("out"), change), "test")
 
 
 def test_what_the_optimizers_state_stands_on_may_not_change() -> None:

@@ -18,7 +18,7 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.run.record import Record
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
-from tests.run_files import tiny
+from tests.run_files import config_of
 
 LEAST: dict[str, Any] = {
     "output": "out",
@@ -177,5 +177,5 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_sections(name: str) -> None:
-    config = parse_config(tiny(Path("out"), FORMS[name]), "test")
+    config = config_of(**FORMS[name])
     assert parse_config(dump_config(config), "test") == config

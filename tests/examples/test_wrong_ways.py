@@ -91,5 +91,3 @@ def test_right_it_starts(example: dict[str, ModuleType], tmp_path: Path) -> None
     assert [row["step"] for row in cotune.open_run(tmp_path / "run" / "cotune").read_metrics()] == [
         1
     ]
-    with pytest.raises(cotune.ConfigError, match="holds an earlier run"):
-        start(example, tmp_path, {"args": {"max_steps": 1}, "options": {"evolve_every": 0}})

@@ -449,16 +449,6 @@ def test_options_that_cannot_work_are_refused(changes: dict[str, Any], match: st
     assert "secret" not in str(caught.value)
 
 
-def test_prices_worked_by_hand() -> None:
-    options = OpenAIOptions(
-        model="m",
-        max_tokens=1000,
-        price_per_million_prompt_tokens=2.5,
-        price_per_million_completion_tokens=10.0,
-    )
-    assert options.price(400_000, 30_000) == pytest.approx(1.0 + 0.3)
-
-
 def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
     """An LLM object of the user's that returns or raises this."""
 

@@ -20,7 +20,7 @@ from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
 from tests.helpers import Events, ScriptedRollout, install, make_tasks, raises_line, run
 from tests.policy.tiny import small_policy
-from tests.run_files import tiny, write
+from tests.run_files import config_of, tiny, write
 from tests.scripted import ScriptedLLM
 
 TOY = "tests.methods.toy_method"
@@ -97,8 +97,7 @@ def test_the_methods_folders_do_not_import_each_other() -> None:
 
 @pytest.mark.usefixtures("bandit")
 def test_a_package_adds_a_method_to_the_run_file() -> None:
-    raw = tiny(Path("out"), SMALL)
-    config = parse_config(raw, "test")
+    config = config_of(**SMALL)
     assert isinstance(config.method, Method)
     assert parse_config(dump_config(config), "test") == config
     assert dump_config(config)["strategy"] == {"kind": "bandit", "ending": "Check it."}
@@ -117,7 +116,7 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
 )  # fmt: skip
 def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str) -> None:
     with raises_line(match=message):
-        parse_config(tiny(Path("out"), {**SMALL, **changes}), "test")
+        config_of(**{**SMALL, **changes})
 
 
 def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

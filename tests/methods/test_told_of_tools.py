@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from cotune.config.run_file import parse_config
 from cotune.methods.proposals import surroundings
 from cotune.types import Progress
 from tests.helpers import Events, ScriptedRollout
-from tests.run_files import environment_of, strategy_of, tiny
+from tests.run_files import config_of, environment_of, strategy_of
 from tests.scripted import Author
 
 SHOWN = '"name": "price", "description": "The price of an article."'
@@ -56,7 +55,7 @@ def test_every_proposer_is_told_of_the_tools(tmp_path: Path, strategy: dict[str,
         "rewards": [f"{__file__}:one"],
         "llm": {"kind": "openai", "model": "m", "api_key_env": None},
     }
-    config = parse_config(tiny(tmp_path / "out", sections), "test")
+    config = config_of(**sections)
     environment = environment_of(config)
     strategy_built = strategy_of(config, environment)
     llm = Author(propose)

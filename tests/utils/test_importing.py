@@ -9,12 +9,9 @@ from cotune.utils.importing import import_from, import_object
 from tests.helpers import raises_line
 
 
-def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
+def test_an_object_of_a_module_of_one_of_its_members_or_of_a_file(cwd: Path) -> None:
     assert import_object("json:dumps", "rewards")([1]) == "[1]"
     assert import_object("json:JSONDecoder.decode", "rewards").__name__ == "decode"
-
-
-def test_an_object_of_a_file_is_the_same_each_time(cwd: Path) -> None:
     (cwd / "mine.py").write_text("class Own:\n    pass\n", encoding="utf-8")
     assert import_object("mine.py:Own", "rewards") is import_object("mine.py:Own", "rewards")
 

@@ -11,13 +11,12 @@ from rich.console import Console
 from cotune.cli import plan as measured_plan
 from cotune.cli.plan import project, show_projection
 from cotune.config.cost import Plan
-from cotune.config.run_file import parse_config
 from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.run.costs import PURPOSES, Totals
 from cotune.run.run_dir import RunDir
 from tests.policy.tiny import small_policy
-from tests.run_files import tiny, write
+from tests.run_files import config_of, tiny, write
 
 
 def totals(
@@ -62,8 +61,7 @@ def test_the_first_of_several_steps_is_left_out() -> None:
 
 def printed(measured: Measured, plan: Plan) -> str:
     out = io.StringIO()
-    config = parse_config(tiny(Path("out")), "test")
-    show_projection(config, measured, plan, Console(file=out, width=400))
+    show_projection(config_of(), measured, plan, Console(file=out, width=400))
     return out.getvalue()
 
 
