@@ -113,7 +113,6 @@ def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
 def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
     # Tools, with docstring and parameters.
     first, tool = description_of(ToolEnvironment([price], {})).splitlines()
-
     assert first.startswith("The agent calls these tools")
     assert json.loads(tool)["description"] == "The price of an article."
     assert json.loads(tool)["parameters"]["properties"]["unit"] == {

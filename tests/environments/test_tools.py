@@ -78,7 +78,6 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     response = respond(
         ("divide", {"a": 1, "b": 4}), ("add", {"a": 3, "b": 4}), ("add", {"a": 1, "b": 1})
     )
-
     assert contents(response) == ["7", "2", "0.25"]
     assert [m["name"] for m in response.messages] == ["add", "add", "divide"]
     assert (response.action, response.error) == ("3 calls", "")
@@ -88,7 +87,6 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     )
     # Good calls of a turn are made beside bad ones.
     response = respond(("add", {}), ("add", {"a": 1, "b": 1}), ("nothing", {}), ("nothing", {}))
-
     assert contents(response)[1] == "2"
     assert response.error == "add: TypeError; no such tool"
     assert response.action == "4 calls"
@@ -312,7 +310,6 @@ def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
             running -= 1
 
     outcomes = run(3, *([job(count)] for _ in range(6)))
-
     assert all(lane[0].error is None for lane in outcomes)
     assert most == 3
     # Async calls wait for each other on one loop.
@@ -328,7 +325,6 @@ def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
             await arrived[0].wait()
 
     ToolRunner(2).run([[job(meet)], [job(meet)]])
-
     assert len(loops) == 2
     assert loops[0] is loops[1]
 
@@ -344,7 +340,6 @@ def test_errors_are_outcomes_and_coroutines_are_awaited() -> None:
 
     lanes = [[job(lambda: 1 // 0), job(lambda: 2)], [job(fails)], [job(cancelled)]]
     (first, second), (third,), (fourth,) = run(2, *lanes)
-
     errors = [type(outcome.error).__name__ for outcome in (first, third, fourth)]
     assert errors == ["ZeroDivisionError", "KeyError", "CancelledError"]
     assert second.value == 2
@@ -389,7 +384,6 @@ def test_a_call_that_takes_too_long_is_given_up(
     made: list[str] = []
     hangs = [job(hang, seconds=SHORT), job(made.append, "late")]
     late, then = run(1, hangs, [job(lambda: "next")])
-
     assert [outcome.timed_out for outcome in late] == [True, True]
     assert not made
     assert isinstance(late[0].error, TimeoutError)
@@ -405,7 +399,6 @@ def test_a_call_that_takes_too_long_is_given_up(
         return "works"
 
     late, then = run(1, [job(blocks, seconds=SHORT)], [job(works)])
-
     assert late[0].timed_out
     assert then[0].value == "works"
     # An async call is cancelled.
@@ -419,7 +412,6 @@ def test_a_call_that_takes_too_long_is_given_up(
             raise
 
     outcome = run_one(job(waits, seconds=10 * SHORT))  # it begins first, on a busy machine too
-
     assert outcome.timed_out
     assert cancelled.wait(LONG)
 

@@ -101,27 +101,23 @@ def test_methods_are_tools_and_what_reset_returns_stands_after_the_users_message
     assert (guess["name"], hints["name"]) == ("guess", "hints")
     assert list(guess["parameters"]["properties"]) == ["number"]
     (message,) = environment().messages(TASKS[1], Prompt("Guess.", "Think."))
-
     assert message == {"role": "user", "content": "Think.\n\nGuess.\n\nGuess 1. It is below 10."}
 
 
 def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:
     own = environment()
     trajectories = roll_out(own, guessed)
-
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
     assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
     assert [t.answer for t in trajectories] == ["Done."] * 3
     # They are made once, and reset for later episodes.
     again = roll_out(own, guessed, first_row=512)
-
     assert Guessing.made == 3
     assert [t.reward for t in again] == [0.0, 1.0, 0.0]
     assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
     # The calls of an episode are made in order.
     replies = ["".join(tool_call("guess", number=n) for n in range(9)), "Done."]
     (trajectory,) = roll_out(own, replies, TASKS[:1])
-
     assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
 
 
@@ -150,7 +146,6 @@ def test_get_reward_counts_beside_reward_functions_and_may_be_async() -> None:
     half.__name__ = "Guessing"  # as the environment's own is called
     own, rewards = environment(), RewardFunctions([WeightedReward(function=half, weight=2.0)])
     (_, second, _) = roll_out(own, guessed, rewards=rewards)
-
     assert not own.needs_rewards
     assert second.reward == 2.0
     assert second.parts == {"Guessing": 0.5, "Guessing_2": 1.0}

@@ -168,7 +168,6 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
         assert trajectory.parts == {"right": 2.0, "turns": 2.0}
     # An episode that our limits end is scored.
     (trajectory,) = roll_out(own, [tool_call("add", a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
-
     assert trajectory.stop is StopReason.TURN_LIMIT
     assert trajectory.reward == 0.0
     assert trajectory.parts["turns"] == 2.0
@@ -176,20 +175,17 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
     first, second = roll_out(
         own, lambda row, turn, context: tool_call("add") if row == 0 else adds(1, turn, context)
     )
-
     assert first.stop is StopReason.ENVIRONMENT_ERROR
     assert "no a" in first.turns[0].error
     assert (first.reward, second.reward) == (0.0, 2.0)
     # Calls that cannot be read are text, as from a server.
     (trajectory,) = roll_out(own, ["<tool_call>add</tool_call>"], count=1)
-
     assert trajectory.stop is StopReason.ANSWERED
     assert trajectory.turns[0].action == "invalid"
     assert "not JSON" in trajectory.turns[0].error
     assert trajectory.answer is None
     # Parallel calls come back by name.
     (trajectory,) = roll_out(own, [tool_call("add", a=1) + tool_call("add", a=2), "2"], count=1)
-
     assert trajectory.turns[0].observation == "\nadd: 2\nadd: 4\n"
     assert trajectory.turns[0].action == "2 calls"
 

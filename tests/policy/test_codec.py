@@ -264,15 +264,12 @@ def test_a_thinking_template() -> None:
         "\n<|im_start|>user\n<tool_response>\nseven\n</tool_response>\n<tool_response>\neight\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-
     assert codec.decode(codec.render_next(results, TOOLS)) == shown
     assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
     # Calls within a thought are none.
     codec, tokenizer = codec_of(FAMILIES["qwen3 thinking"])
-
     thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
     opened_by_the_template = f"{HERMES_CALL}\n</think>\n\nNo need."
-
     for text in (thought, opened_by_the_template, f"<think>\n{HERMES_CALL}"):
         assert codec.read_calls(written(tokenizer, text), TOOLS, ()) == Calls(said=text)
 
@@ -368,33 +365,27 @@ def test_what_templates_may_do_with_tools() -> None:
     tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", QWEN)
     tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
     codec = HFCodec(tokenizer)
-
     check_turns(with_tools(), codec)
     following = codec.render_next([{"role": "tool", "name": "look_up", "content": "7"}], TOOLS)
-
     assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)
     assert codec.decode(codec.render([{"role": "user", "content": "7"}])) == "7\n"
     # Added tokens that the template does not write stay as they are.
     template = models_template("qwen2_5")
     tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
     codec = HFCodec(tokenizer)
-
     following = codec.render_next(
         [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
     )
-
     assert "<table>" in codec.decode(following)
     # One that drops what tools answer is refused.
     template = models_template("qwen2_5")
     dropping = template.replace("{{- message.content }}", "")
     assert dropping != template
     tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
-
     with pytest.raises(ConfigError, match="drops a tool message"):
         check_turns(with_tools(), HFCodec(tokenizer))
     # An environment without tools asks nothing of it.
     tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
-
     check_turns(with_tools(()), HFCodec(tokenizer))
 
 

@@ -65,7 +65,6 @@ def roll_out(
 
 def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() -> None:
     trajectory = roll_out([ADD, ANSWER])
-
     assert trajectory.stop is StopReason.ANSWERED
     assert trajectory.answer == "It is 7."
     assert shown(trajectory, 1) == CODEC.decode(ADD + ANSWER)
@@ -73,12 +72,10 @@ def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() 
     assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
     # A turn that was not closed is closed before the result.
     trajectory = roll_out([ADD[:-1], ANSWER])
-
     assert shown(trajectory, 0) == f"{chr(EOS)}[tool: 7]"
     assert shown(trajectory, 1) == CODEC.decode(ADD[:-1] + ANSWER)
     # A reply that did not fit is none of its messages.
     (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
-
     assert [message["role"] for message in turn.messages] == ["assistant"]
     assert turn.observation == ""
 
