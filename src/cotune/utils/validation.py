@@ -17,6 +17,8 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 _NO_SECTION = ("union_tag_not_found", "model_type", "dataclass_type", "model_attributes_type")
 # Values below these may be secrets in the wrong place, so they are never shown.
 _SECRET = ("llm", "endpoints")
+# Where pydantic's own words would name a Python type.
+_WORDS = {"tuple_type": "a list", "path_type": "a path", "too_short": "{min_length} or more items"}
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
 
 
@@ -81,6 +83,8 @@ def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
             return f"{field}: expected {{kind: …}}{value}"
         below = f"fields below it, such as {names[0]}" if names else "a text, or fields below it"
         return f"{field}: expected {below}{value}"
+    if kind in _WORDS:
+        return f"{field}: expected {_WORDS[kind].format(**context)}{value}"
     message = problem["msg"].replace("Input should be", "expected", 1)
     # pydantic's addition about text ("…, unable to parse string as an integer").
     return f"{field}: {message.partition(', unable to parse')[0]}{value}"

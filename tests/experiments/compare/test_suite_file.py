@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a row twice": ({"methods": ["grpo", "inspo", "inspo"]}, "inspo is listed twice"),
     "no such baseline": ({"baseline": "sapo"}, "baseline is 'sapo'; expected one of methods"),
     "a seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]"),
-    "no methods": ({"methods": []}, "methods: Tuple should have at least 1 item"),
+    "no methods": ({"methods": []}, r"methods: expected 1 or more items; got \[\]"),
     "a compute class": ({"methods": ["grpo", {"method": "inspo", "compute": "double"}]}, "compute is 'double'; expected \"1x\""),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),

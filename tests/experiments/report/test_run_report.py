@@ -431,6 +431,25 @@ def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
     }  # fmt: skip
 
 
+def test_the_best_is_drawn_thick_also_if_it_was_pruned_after_its_step(run: Record) -> None:
+    born(run, 0, "i0", PLAIN, None)
+    born(run, 0, "i1", f"{PLAIN} Be brief.", "i0")
+    born(run, 0, "i2", f"{PLAIN} Be kind.", "i0")
+    for step in (1, 2):
+        run.event("population", step, members=[
+            {"id": name, "weight": 0.5, "observed": 0.5, "observed_rollouts": 8}
+            for name in ("i0", "i1", "i2")
+        ])  # fmt: skip
+    run.event("instruction_pruned", 3, id="i0", weight=0.5)
+    run.event("instruction_pruned", 3, id="i1", weight=0.5)
+    run.event("best_instruction", 3, id="i1", text=f"{PLAIN} Be brief.")
+    html = write_report(run.path).read_text()
+    chart = html[html.index("Weight of each instruction") :]
+    assert re.findall(r'<g class="([^"]*)"><title>(.*?)</title>', chart)[:3] == [
+        ("muted", "i0"), ("s1", "i2"), ("s0 strong", "i1"),
+    ]  # fmt: skip
+
+
 def result_of(run: Record) -> str:
     """A run's page from its result on, with the text of its tables."""
     return check(write_report(run.path)).words.partition(" Result Held-out exact match ")[2]

@@ -456,18 +456,20 @@ def weights(events: Iterable[Row]) -> dict[str, list[Point]]:
 
 
 def _weights_chart(run: RecordedRun) -> Chart | None:
-    """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
+    """Draw each instruction's weight over its life: survivors and the best in colour, others in grey."""
     curves = weights(run.events)
-    alive = [row for row in run.instructions if row.pruned is None and row.id in curves]
-    alive.sort(key=lambda row: -curves[row.id][-1][1])
-    colours = {row.id: style(i) for i, row in enumerate(alive)}
-    best = {row.id for row in alive if row.best}
+    # The best policy can be of a step before its instruction was pruned.
+    coloured = [row for row in run.instructions if row.pruned is None or row.best]
+    coloured = [row for row in coloured if row.id in curves]
+    coloured.sort(key=lambda row: -curves[row.id][-1][1])
+    colours = {row.id: style(i) for i, row in enumerate(coloured)}
+    best = {row.id for row in coloured if row.best}
     pruned = [name for name in curves if name not in colours]
     series = [
         Series(name, thin(curves[name]), colours.get(name, "muted"), strong=name in best)
         for name in (*pruned, *colours)
     ]
-    note = "Thick: the best. Grey: pruned."
+    note = "Thick: the best. Grey: others that were pruned."
     return line_chart("Weight of each instruction", series, note=note, size=WIDE)
 
 
