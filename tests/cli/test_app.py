@@ -58,6 +58,12 @@ def test_errors_are_one_line(
     assert run_command() == (status, "", f"cotune (rank 1): {text}\n")
 
 
+def test_a_closed_standard_output_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", mock.Mock())
+    monkeypatch.setattr("sys.stdout", None)
+    cli.main()
+
+
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"cotune {version('cotune')}\n")

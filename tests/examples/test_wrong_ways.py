@@ -56,6 +56,8 @@ def of_a_column(completions: list[Any], truth: list[str]) -> list[float]:
 OPENAI = cotune.OpenAIOptions(model="m", api_key_env="NO_SUCH_KEY")
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "impossible option": ({"options": {"window": 0}}, ["INSPO: window is 0; expected 1 or more"]),
+    "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected a method such as cotune.INSPO"]),
+    "a class for a method": ({"trainer": {"method": cotune.INSPO}}, ["method is of type type; expected a method such as cotune.INSPO"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
     "tool without types": ({"trainer": {"tools": [untyped]}}, ["untyped", "expression", "type"]),

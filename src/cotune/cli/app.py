@@ -444,7 +444,9 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()
+            # It is None where the shell has closed it (>&-).
+            if sys.stdout:
+                sys.stdout.flush()
     except Exception as error:  # libraries have errors of their own for files
         status, text = _verdict(error)
         if not text:

@@ -150,12 +150,8 @@ class JointTrainer(PolicyUpdate):
         settings: RunSettings | None = None,
         trainer_class: type[GRPOTrainer] = GRPOTrainer,
     ) -> None:
-        if rollout_func is not None:
-            raise ConfigError(
-                "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
-                "environment_factory= or environment="
-            )
         method = method or Static()
+        _check_arguments(method, rollout_func)
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
         is_run_file = settings is not None
@@ -548,6 +544,20 @@ def _dtype_of(model: Any, args: GRPOConfig) -> str:
     dtype = init_arguments.get("dtype", "float32") if isinstance(model, str) else model.dtype
     name = str(dtype).removeprefix("torch.")
     return name if name in ("float32", "bfloat16", "float16") else "auto"
+
+
+def _check_arguments(method: object, rollout_func: object) -> None:
+    """Raise ConfigError for a method that is none, and for rollouts of the script's own."""
+    if rollout_func is not None:
+        raise ConfigError(
+            "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
+            "environment_factory= or environment="
+        )
+    if not isinstance(method, JointMethod):
+        raise ConfigError(
+            f"method is of type {type(method).__name__}; expected a method such as "
+            "cotune.INSPO(llm=…), or None for GRPO"
+        )
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
