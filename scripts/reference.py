@@ -32,7 +32,7 @@ _CLI_STATUS = """## Exit status
 | 2 | an invalid run file, folder or argument; one line says which field to change |
 | 130 | stopped with Ctrl-C or SIGTERM; one line says how to resume |
 
-Errors are one line on standard error that starts with `cotune:`. See
+Errors are one line on standard error that starts with `cotune:`; those of an option's value stand in a box. See
 [Troubleshooting](../how-to/troubleshooting.md).
 """
 

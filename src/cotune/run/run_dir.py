@@ -162,7 +162,9 @@ class RunDir:
     def _load_yaml(self) -> Row:
         path = self.config_path
         if not path.is_file():
-            fix = "give the `output` folder of a run (of a suite, cotune compare writes the page)"
+            fix = "give the `output` folder of a run"
+            if (self.path / "suite.lock").exists():
+                fix = "it is a suite's, whose page cotune compare writes; give the folder of one of its runs"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
             reason = "it has no run.yaml"

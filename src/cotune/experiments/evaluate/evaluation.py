@@ -392,7 +392,7 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
     for result in evaluation.sets:
         head = [Cell(f"On {result.title}"), *(Cell(column.label) for column in evaluation.columns)]
         console.print(on_console(Table(head, list(_rows(result, evaluation.columns)))))
-        basis = f"{result.n:,} questions; 95 % intervals over questions"
+        basis = f"{result.n:,} question{'s' * (result.n != 1)}; 95 % intervals over questions"
         if result.samples:
             basis += (
                 f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
