@@ -29,6 +29,8 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Ray gives its workers 15 less priority than it has itself: on a busy machine they starve.
         "RAY_worker_niceness": "0",
+        # Workers that Ray starts beforehand lack the environment of veRL's, and are never used.
+        "RAY_prestart_worker_first_driver": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "WANDB_MODE": "disabled",
