@@ -19,9 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.verl)
-            item.add_marker(
-                pytest.mark.timeout(900)
-            )  # a start of Ray takes its time on a busy machine
+            # A start of Ray takes its time on a busy machine.
+            item.add_marker(pytest.mark.timeout(900))
     items.sort(key=_place)
 
 

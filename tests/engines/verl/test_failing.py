@@ -43,7 +43,6 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(900)  # two starts of veRL
 def test_a_failure_of_an_environment_ends_the_run(tmp_path: Path) -> None:
     fault = tmp_path / "fault.json"
     name = f"{FailingEnvironment.__module__}:{FailingEnvironment.__name__}"
