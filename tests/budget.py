@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 31_924,
+    "lines of src": 31_926,
     "lines of lab": 7_000,
-    "lines of tests": 36_645,
+    "lines of tests": 36_650,
     "words of docs": 30_000,
     "option fields": 179,
 }

@@ -37,7 +37,7 @@ from tests.run_files import tiny
 WANTED = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
     "top_k": 0, "min_p": 0.0, "stop": list(Letters.stop), "include_stop_str_in_output": True,
-    "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0,
+    "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0, "detokenize": True,
 }  # fmt: skip
 
 

@@ -379,6 +379,8 @@ def turn_options(sampling: Sampling, codec: Codec, limit: int) -> dict[str, Any]
         # A turn ends with the token that completes a stop string, or with one that ends turns.
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
+        # Only stop strings need text. To decode the tokens takes an eighth of a step of 48 rows on a CPU.
+        "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
         "ignore_eos": True,
         "stop_token_ids": sorted(codec.end_ids),
