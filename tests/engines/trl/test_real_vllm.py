@@ -122,7 +122,8 @@ def ladder(tmp_path: Path, engine_args: dict[str, Any], lora: Any = None) -> dic
             "schedule": "constant",
             "warmup": 0,
             "precision": "fp32",
-            "temperature": 0.7,
+            # High, so that a group's rewards differ whatever the processor draws.
+            "temperature": 1.4,
             "engine_args": {"use_vllm": True, **engine_args},
         },
         "evaluation": {"every": 0, "before": False},
