@@ -72,9 +72,11 @@ def data(cwd: Path) -> Path:
 def test_those_for_gpus_are_planned_and_fit(
     name: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, out = CONFIGS[name], io.StringIO()
+    file = CONFIGS[name]
+    out = io.StringIO()
     config, (processes, card) = load_config(file), GPUS[name]
-    training, strategy = config.training, config.strategy
+    training = config.training
+    strategy = config.strategy
     assert (config.name, config.output) == (name, Path("runs") / name)
     planned = plan_run(config)
     rows = training.questions_per_step * training.group_size

@@ -209,7 +209,8 @@ def test_the_other_files_of_a_run_are_documented(run: RunDir) -> None:
 @pytest.mark.slow
 def test_a_run_ends_with_a_folder_that_serves(run: RunDir, tmp_path: Path) -> None:
     """What loads it as a policy does so without the instruction in it."""
-    best, config = run.best_path, recorded_config(run)
+    best = run.best_path
+    config = recorded_config(run)
     assert {
         "README.md", "best.json", "chat_template.jinja", "config.json", "generation_config.json",
         "instruction.txt", "model.safetensors", "serving.json", "tokenizer.json",

@@ -150,6 +150,7 @@ def drop_torn_line(path: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
+SUITE_LOCK = "suite.lock"  # the file in a suite's folder, locked while it is worked on
 RUN_LOCK = "run.lock"  # the file in a run folder that is locked by the process that trains it
 _PATIENCE = 2.0  # seconds that a killed process may take to disappear
 

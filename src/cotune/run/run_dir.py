@@ -28,7 +28,14 @@ import yaml
 
 from cotune.errors import ConfigError
 from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
-from cotune.run.json_files import RUN_LOCK, Row, check_folder, read_jsonl, write_json_atomic
+from cotune.run.json_files import (
+    RUN_LOCK,
+    SUITE_LOCK,
+    Row,
+    check_folder,
+    read_jsonl,
+    write_json_atomic,
+)
 from cotune.types import Purpose
 from cotune.utils.text import command_on, hide_secrets
 
@@ -163,7 +170,7 @@ class RunDir:
         path = self.config_path
         if not path.is_file():
             fix = "give the `output` folder of a run"
-            if (self.path / "suite.lock").exists():
+            if (self.path / SUITE_LOCK).exists():
                 fix = "it is a suite's, whose page cotune compare writes; give the folder of one of its runs"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"

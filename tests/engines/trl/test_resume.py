@@ -369,7 +369,8 @@ def script(
 
 
 def test_a_killed_script_that_is_run_again_ends_as_if_never_killed(tmp_path: Path) -> None:
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    unbroken = tmp_path / "unbroken"
+    broken = tmp_path / "broken"
     done = script(unbroken)
     assert done.returncode == 0, done.stderr
     for place, step in SCRIPTS_KILLS:

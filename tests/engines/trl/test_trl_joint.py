@@ -99,15 +99,16 @@ def test_steps_that_share_a_batch(halves: Any) -> None:
     assert reported["update"] == [(1, 2), (2, 2)] * 3
 
 
-def test_a_second_call_of_train_is_refused_and_the_policy_is_in_evaluation_mode_while_sampled(
-    tmp_path: Path,
-) -> None:
+def test_a_second_call_of_train_is_refused(tmp_path: Path) -> None:
     run = start(tmp_path, max_steps=1)
     run.trainer.train()
     with pytest.raises(ConfigError, match=r"sent other tasks at step 2 .*call train once"):
         run.trainer.train()
     assert run.strategy.batches == 1
-    # The policy is in evaluation mode while it is sampled, and only then.
+
+
+def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_path: Path) -> None:
+    run = start(tmp_path, max_steps=1)
     model = run.trainer.model
     assert isinstance(model, torch.nn.Module)
     for training in (True, False):

@@ -23,8 +23,8 @@ STEPS = [1, 2, 3, 4, 5]
 
 def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
     """A step's, of whichever attempt."""
-    found = rows(run / "trajectories" / f"train-{step:06d}.jsonl")
-    return [{k: v for k, v in row.items() if k != "attempt"} for row in found]
+    recorded = rows(run / "trajectories" / f"train-{step:06d}.jsonl")
+    return [{k: v for k, v in row.items() if k != "attempt"} for row in recorded]
 
 
 def test_inspo_learns_on_two_ranks_though_it_is_killed(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from cotune.experiments.compare.suite_file import (
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
-from cotune.run.json_files import Row, check_folder, locked
+from cotune.run.json_files import SUITE_LOCK, Row, check_folder, locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need
@@ -167,9 +167,6 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[SuiteCell]:
     return cells
 
 
-_LOCK = "suite.lock"
-
-
 def compare(
     path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
 ) -> "SuiteSummary":
@@ -195,7 +192,7 @@ def compare(
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, cells, console)
-    with output_may_be_lost(), locked(suite.output / _LOCK, busy):
+    with output_may_be_lost(), locked(suite.output / SUITE_LOCK, busy):
         try:
             with stopped_by_sigterm():
                 run_chains(cells, suite.at_once, watch)
@@ -277,7 +274,7 @@ def _print_heading(suite: SuiteConfig, cells: Sequence[SuiteCell], console: Cons
 def _check_folder(folder: Path) -> None:
     """Raise ConfigError unless a folder is new, empty, or a suite's."""
     check_folder(folder, "output")
-    foreign = folder.exists() and any(folder.iterdir()) and not (folder / _LOCK).exists()
+    foreign = folder.exists() and any(folder.iterdir()) and not (folder / SUITE_LOCK).exists()
     if foreign or RunDir.is_run(folder):
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
