@@ -356,7 +356,7 @@ def test_a_cell_of_the_wrong_kind(row: dict[str, Any], said: list[str]) -> None:
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"text": "q", "gold": 1}])
     with raises_line(
-        match="^dataset.columns.question: .*question, prompt, problem, only text, gold"
+        match="^dataset.path: .* has none of the columns question, prompt, problem, only text, gold"
     ):
         read(file)
     with raises_line(match="^dataset.columns.answers is 'gould'"):

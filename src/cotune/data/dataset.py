@@ -256,9 +256,8 @@ def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
             column_of[role] = column
     if "question" not in column_of:
         raise ConfigError(
-            f"dataset.columns.question: {source.partition(': ')[2] or source} has none of the columns "
-            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {list_names(row)}; name the one with the "
-            "questions in dataset.columns: {question: …}"
+            f"{source} has none of the columns {', '.join(DEFAULT_COLUMNS['question'])}, only {list_names(row)}; "
+            "rename the one with the questions, or name it in dataset.columns: {question: …}"
         )
     return column_of
 
