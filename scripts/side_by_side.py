@@ -36,6 +36,8 @@ WAYS = ("TRL", "cotune, waiting", "cotune")
 CALL = {"name": "look_up", "arguments": {"word": "knoll"}}
 LONGEST = 12
 """The longest turn, in means."""
+MICRO_BATCH = 32
+"""Rows of a forward pass of the update."""
 
 
 def main() -> None:
@@ -99,7 +101,8 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, float]]:
         args = GRPOConfig(
             output_dir=f"{folder}/run",
             max_steps=1 + chosen.steps * len(chosen.variation),
-            per_device_train_batch_size=rows,
+            per_device_train_batch_size=min(rows, MICRO_BATCH),
+            gradient_accumulation_steps=max(1, rows // MICRO_BATCH),
             num_generations=chosen.group,
             max_completion_length=completion,
             max_tool_calling_iterations=chosen.turns - 1,

@@ -22,6 +22,8 @@ from rich.console import Console
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
+from cotune.experiments.evaluate.quadrants import hash_of_best
+from cotune.policy.policy_files import is_adapter, missing_parts
 from cotune.run.json_files import Row, read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
@@ -29,6 +31,8 @@ from cotune.utils.text import flat, named, one_line
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FAILURES = (CotuneError, OSError, KeyError, ValueError)
+_MERGED = "merged-"
+"""Begins the name of a folder in a run's: its best policy with the adapter merged in. The hash is that policy's."""
 
 
 class ChainsFailed(CotuneError):
@@ -40,7 +44,7 @@ class Command:
     """A `cotune` command."""
 
     name: str
-    """The name of a stage, or "quadrants"."""
+    """The name of a stage, "merge" or "quadrants"."""
     words: Sequence[str]
     """The arguments after `cotune`."""
     config: RunConfig
@@ -109,7 +113,12 @@ class Chain:
             config = self.config(index, self.finished)
             folder = self.folder / name
             if not RunDir.is_run(folder):
-                self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
+                start = Path(config.policy.path)
+                if start.name.startswith(_MERGED) and missing_parts(start):
+                    words = ["export", str(start.parent), "--trust", "--format", "merged"]
+                    self.command = Command("merge", [*words, "--output", str(start)], config)
+                else:
+                    self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
                 return
             _check_settings(folder, config, self.source)
             summary = RunDir.open(folder).read_summary()
@@ -149,6 +158,8 @@ class Chain:
             self.process = None
 
     def _start(self, command: Command) -> None:
+        if command.name == "merge":
+            shutil.rmtree(command.words[-1], ignore_errors=True)
         if command.words[0] == "train":
             shutil.rmtree(self.folder / command.name, ignore_errors=True)
             raw = dump_config(command.config)
@@ -164,6 +175,18 @@ class Chain:
         text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
         lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
         return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
+
+
+def policy_of(run: Path) -> Path:
+    """Return the folder from which a run after this one starts: its best policy, an adapter merged into its base."""
+    best = RunDir(run).best_path
+    return run / f"{_MERGED}{hash_of_best(run)[:8]}" if is_adapter(best) else best
+
+
+def run_of_policy(path: Path) -> Path | None:
+    """Return the run whose best policy, or its `policy_of`, a folder is; None for any other folder."""
+    is_best = path.name == "best" or path.name.startswith(_MERGED)
+    return path.parent if is_best and RunDir.is_run(path.parent) else None
 
 
 def look_at(chains: Sequence[Chain]) -> None:

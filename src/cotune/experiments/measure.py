@@ -29,7 +29,15 @@ from cotune.config.overrides import merge
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig, ScriptRun, dump_config, parse_config, read_fields
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.chains import Chain, ChainsFailed, look_at, print_progress, run_chains
+from cotune.experiments.chains import (
+    Chain,
+    ChainsFailed,
+    look_at,
+    policy_of,
+    print_progress,
+    run_chains,
+    run_of_policy,
+)
 from cotune.experiments.evaluate.evaluation import PromptScores, best_record, score
 from cotune.experiments.evaluate.quadrants import divergence_cell, hash_of_best, per_question
 from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
@@ -87,8 +95,8 @@ class NextTasks(Chain):
         raw = dump_config(task)
         start = self.start
         if before:
-            best = self.folder / self.stages[index - 1] / "best"
-            start = best, before[-1]["best_instruction"]
+            last = policy_of(self.folder / self.stages[index - 1])
+            start = last, before[-1]["best_instruction"]
         if start is not None:
             raw = merge(raw, {"policy": {"path": str(start[0])}})
             if task.method.evolves == "instruction" and "instruction" not in self._tasks[name]:
@@ -136,8 +144,8 @@ class MeasuredRun:
         match = re.fullmatch(r"(.+), seed \d+", self.config.name)
         self.label = match[1] if match else os.path.relpath(folder)
         policy = self.config.policy
-        while (path := Path(policy.path)).name == "best" and RunDir.is_run(path.parent):
-            policy = recorded_config(RunDir.open(path.parent)).policy
+        while (before := run_of_policy(Path(policy.path))) is not None:
+            policy = recorded_config(RunDir.open(before)).policy
         self.config = self.config.model_copy(update={"policy": policy})
         complete = reversed(complete_checkpoints(self.run.checkpoints_path))
         holding = {f"step {step_of(path)}": path for path in complete if not missing_parts(path)}
@@ -145,17 +153,12 @@ class MeasuredRun:
 
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
-        if tasks and self.trained_config.policy.lora is not None:
-            raise ConfigError(
-                f"--then: {self.run.path} trained adapters, and training starts from whole weights; leave --then out, "
-                "or measure a run without policy.lora"
-            )
         folder = output / slug(self.label) / f"seed-{self.config.seed}"
         alone = [
             NextTasks(self.config, None, {name: task}, folder / INITIAL)
             for name, task in tasks.items()
         ]
-        best = self.run.best_path, self.instruction
+        best = policy_of(self.run.path), self.instruction
         # A run that is resumed may keep another best policy, whose next tasks have another folder.
         of_best = folder / f"{BEST}-{hash_of_best(self.run.path)[:8]}"
         return [*alone, NextTasks(self.config, best, tasks, of_best)] if tasks else []

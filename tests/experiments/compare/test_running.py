@@ -8,13 +8,16 @@ from time import sleep
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import ChainsFailed
 from cotune.experiments.compare.running import compare
+from cotune.policy.local_policy import load
 from cotune.run.json_files import read_jsonl
+from cotune.run.record import Record
 from cotune.run.run_dir import read_summary
 from tests.experiments.compare.folders import HALF, Start, finish, good, suite_file
 from tests.forked import run_module
@@ -198,3 +201,24 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
         40,
         38,
     ]  # no batch more for INSPO
+
+
+@pytest.mark.slow
+def test_a_stage_after_an_adapter_starts_from_merged_weights(tmp_path: Path) -> None:
+    short = {"limits.turns": 1, "limits.turn_tokens": 8, "training.save_every": 1}
+    changes = {**short, "policy": {"path": small_policy(), "lora": {"rank": 2}}}
+    rows = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl"}
+    file = suite_file(tmp_path, set=changes, seeds=[0], budget=32, **rows)
+    done = run_module(FORKED_COMPARE, file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained, searched = (
+        tmp_path / f"out/prompt-after-rl/seed-0/{name}" for name in ("train", "prompt")
+    )
+    start = Path(Record.open(searched).read_config()["policy"]["path"])
+    assert start.parent == trained
+    assert (trained / "best/adapter_config.json").exists()
+    assert not (start / "adapter_config.json").exists()
+    merged, _ = load(trained / "best", merge=True)
+    weights, _ = load(start)
+    for name, weight in merged.state_dict().items():
+        assert torch.equal(weights.state_dict()[name], weight), name

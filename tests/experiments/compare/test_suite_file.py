@@ -63,7 +63,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
     "a name that is no folder's": ({"methods": ["grpo", {"method": "inspo", "name": "方法"}]}, "name is '方法'; expected one with a letter a-z or a digit"),
-    "an adapter before another stage": ({"methods": ["grpo", "w-p-w"], "budget": 80, "set": {"policy.lora.rank": 2}}, "w-p-w trains an adapter .* before its stage prompt, .*remove policy.lora"),
 }  # fmt: skip
 
 

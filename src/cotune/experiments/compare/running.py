@@ -20,6 +20,7 @@ from cotune.experiments.chains import (
     ChainsFailed,
     Command,
     look_at,
+    policy_of,
     print_progress,
     run_chains,
 )
@@ -91,21 +92,15 @@ class SuiteCell(Chain):
         raw = merge(raw, self._budget(raw, index, before))
         takes_policy = not all(map(is_search, self.stages[:index]))
         if before and takes_policy:
-            best = self.folder / self.stages[index - 1] / "best"
-            raw = merge(raw, {"policy": {"path": str(best)}})
+            start = policy_of(self.folder / self.stages[index - 1])
+            raw = merge(raw, {"policy": {"path": str(start)}})
         if before and self.takes_instruction(index):
             raw = merge(raw, {"instruction": {"text": before[-1]["best_instruction"]}})
         raw = merge(raw, self.entry.set)  # its own steps, for example
         for field in suite.seed_fields:
             raw = merge(raw, expand({field: self.seed}))
         raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.folder / name)}
-        config = parse_config(raw, f"methods: {self.entry.key}, stage {name}")
-        if takes_policy and config.policy.lora is not None:
-            raise ConfigError(
-                f"methods: {self.entry.key} trains an adapter (policy.lora) before its stage {name}, which starts "
-                "from whole weights; remove policy.lora for it, or the row"
-            )
-        return config
+        return parse_config(raw, f"methods: {self.entry.key}, stage {name}")
 
     def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
         """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
