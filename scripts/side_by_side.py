@@ -50,22 +50,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--turn-tokens", type=int, default=48, help="mean length of a turn")
     parser.add_argument("--vllm-memory", type=float, default=0.3)
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS)
     parser.add_argument("--way", choices=WAYS, help="run this way only, in this process")
     chosen = parser.parse_args()
     if chosen.way:
         print(json.dumps(measure(chosen)))
         return
     titles = (
-        "way", "variation", "rollouts a second", "tokens a second", "step, s", "rollouts", "vLLM's steps", "rows in one", "GiB",
+        "way", "variation", "rollouts a second while sampling", "in a whole step", "tokens a second", "step, s", "sampling",
+        "vLLM's steps", "rows in one", "GiB",
     )  # fmt: skip
     print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
-    for way in WAYS:
+    for way in chosen.ways:
         command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         for row in json.loads(done.stdout.splitlines()[-1]):
             cells = (
                 way,
                 str(row["variation"]),
+                f"{row['rollouts'] / row['rollout_s']:.2f}",
                 f"{row['rollouts'] / row['time']:.2f}",
                 f"{row['tokens'] / row['time']:.0f}",
                 f"{row['time']:.1f}",
@@ -207,7 +210,6 @@ class Lengths:
         tokens = int(np.clip(drawn, 1, LONGEST * self._mean))
         parameters = copy.copy(parameters)
         parameters.max_tokens = tokens
-        parameters.min_tokens = tokens
         parameters.ignore_eos = True
         parameters.stop_token_ids = []
         return parameters
