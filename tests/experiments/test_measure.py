@@ -9,13 +9,18 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
+from cotune.config.build import run_policy
 from cotune.config.run_file import RunConfig
+from cotune.experiments import measure
 from cotune.experiments.chains import look_at
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.measure import MeasuredRun, drift_chart, figures_of, measure_tables
-from cotune.policy.policy_files import policy_path
+from cotune.policy.adapters import lora_config, save_weights
+from cotune.policy.local_policy import load, load_model
+from cotune.policy.policy_files import LoraOptions, policy_path
 from cotune.run.checkpoints import write_manifest
 from cotune.run.record import Record
 from cotune.types import Prompt, Task
@@ -149,6 +154,55 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: C
     record.write_text(json.dumps(json.loads(before) | {"step": 9}))
     assert states() == ["done", "done", "waiting"]
     record.write_text(before)
+
+
+def test_adapters_are_merged_before_the_next_task(
+    run: RunConfig,
+    tmp_path: Path,
+    start: Start,
+    run_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = tmp_path / "own"
+    config = finished(
+        own, LADDER | {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}, BOXED
+    )
+    shutil.rmtree(own / "best")
+    shutil.copytree(run.output / "best", own / "best", ignore=lambda *_: ["model.safetensors"])
+    model = get_peft_model(
+        load_model(policy_path("bundled:ladder")), lora_config(LoraOptions(rank=2))
+    )
+    save_weights(model, own / "best")
+
+    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
+        if words[0] == "export":
+            for part in load(own / "best", merge=True):
+                part.save_pretrained(words[-1])
+            return 0
+        trained(config, words)
+        shutil.rmtree(config.output / "best")
+        shutil.copytree(own / "best", config.output / "best")
+        return 0
+
+    processes = start(outcome)
+    loaded: list[tuple[Path, Path | None]] = []
+
+    def load_policy(config: RunConfig, *others: Any, best: Path | None = None) -> Any:
+        loaded.append((Path(config.policy.path), best))
+        return run_policy(config, *others, best=best)
+
+    monkeypatch.setattr(measure, "run_policy", load_policy)
+    task = tmp_path / "next.yaml"
+    task.write_text("training: {steps: 2}")
+    words = ("--limit", 1, "--then", task, "--output", tmp_path / "out")
+    ended = run_command("measure", own, *words)
+    assert ended.status == 0, ended.err
+    merged = own / f"merged-{hash_of_best(own)[:8]}"
+    assert [words[0] for words in processes.started] == ["train", "export", "train"]
+    assert (merged / "model.safetensors").exists()
+    # An adapter is loaded on what its run started from.
+    assert {base for base, best in loaded if best == own / "best"} == {Path(config.policy.path)}
+    assert {base for base, best in loaded if best and "next" in best.parts} == {merged}
 
 
 def test_what_runs_would_train_alike_is_trained_once(

@@ -158,13 +158,13 @@ class Chain:
             self.process = None
 
     def _start(self, command: Command) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         if command.name == "merge":
             shutil.rmtree(command.words[-1], ignore_errors=True)
         if command.words[0] == "train":
             shutil.rmtree(self.folder / command.name, ignore_errors=True)
             raw = dump_config(command.config)
             text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(Path(command.words[1]), text)
         log = self.folder / f"{command.name}.log"
         self.process = start(command.words, log, command.config.threads, self.gpu)

@@ -236,9 +236,12 @@ def all_tasks(
         if folder is not None and tasks[after].method.evolves == "instruction":
             kept = best_record(folder).instruction
         best = folder and folder.best_path
+        # An adapter's base is the policy that its run started from.
+        policy = run.config.policy if folder is None else recorded_config(folder).policy
         for name, config in tasks.items():
             begin(f"{run.run.path}, after {after}: {name}")
             texts = {"kept": kept, INITIAL: None}
+            config = config.model_copy(update={"policy": policy})
             _, questions, scores = _scores(config, best, texts, options)
             figures = {
                 f"{name}, {title} instr.": scored.rewards["greedy"]

@@ -109,7 +109,6 @@ class Processes:
     def _start(self, words: Sequence[str], log: Path, threads: int | None, gpu: str | None) -> Any:
         self.started.append(tuple(words))
         self.gpus.append(gpu)
-        log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("a first line\nValueError: it broke\n")
         self.made.append(Process(words, self._outcome))
         return self.made[-1]
