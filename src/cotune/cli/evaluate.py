@@ -18,12 +18,12 @@ from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
 from cotune.experiments.evaluate.quadrants import (
     FILE,
-    evaluate_quadrants,
     quadrant_table,
     quadrants_as_json,
 )
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.experiments.evaluate.rollout_text import show_rollouts
+from cotune.experiments.evaluate.score_quadrants import evaluate_quadrants
 from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory

@@ -28,8 +28,8 @@ from cotune.engines.tinker.run import TinkerBest, learning_rate
 from cotune.engines.tinker.server_policy import Adapter, server_path
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluation import evaluate_run
-from cotune.experiments.evaluate.quadrants import evaluate_quadrants
 from cotune.experiments.evaluate.questions import EvaluationOptions
+from cotune.experiments.evaluate.score_quadrants import evaluate_quadrants
 from cotune.methods.static import StaticStrategy
 from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic.dataclasses import dataclass
@@ -19,16 +18,9 @@ from pydantic.dataclasses import dataclass
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
-from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH, difference_interval, measure_of, score_values
-from cotune.types import Prompt, Task
+from cotune.run.scores import EXACT_MATCH, difference_interval, score_values
 from cotune.utils.tables import Cell, Scores, Table
 from cotune.utils.text import command_on, one_line
-
-if TYPE_CHECKING:
-    from cotune.config.run_file import RunConfig
-    from cotune.experiments.evaluate.evaluation import OpenPolicy, PromptScores
-    from cotune.experiments.evaluate.questions import EvaluationOptions
 
 FILE = "quadrants.json"
 SCHEMA_VERSION = 1
@@ -46,11 +38,6 @@ GAINS: Mapping[str, tuple[str, str]] = {
 }
 """Differences of quadrants: the whole gain; that of the weights under each instruction; that of the instruction with
 the initial and with the trained weights."""
-_EVALUATIONS = {
-    "initial": {"plain": "before"},
-    "trained": {"plain": "plain", "prompted": "after"},
-}
-"""By weights and prompt, the evaluation of the run itself; it makes none of the initial weights, "prompted"."""
 _DERIVED = ("schema_version", "kind", "scores", "gains", "divergence")
 _HEADINGS = {
     "initial": "initial weights",
@@ -200,105 +187,6 @@ def hash_of_best(folder: Path) -> str:
 def relative(folder: Path, run: Path) -> str:
     """Return the path of a folder relative to a run's, which stays the same if both are moved."""
     return Path(os.path.relpath(folder.resolve(), run.resolve())).as_posix()
-
-
-# ---- rolling them out
-
-
-def evaluate_quadrants(
-    config: "RunConfig",
-    run: RunDir,
-    options: "EvaluationOptions",
-    since: RunDir | None,
-    open_policy: "OpenPolicy",
-    samples_alike: bool = False,
-) -> Quadrants:
-    """Score both policies of a run under both instructions, greedily and sampled; write nothing.
-
-    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have made are
-    not made again. Both policies are in memory at the same time, for their divergence, unless a server has them.
-
-    Args:
-        options: one set of questions, and at least one sample of each.
-        since: the first of several runs that each continued the one before: its policy and instruction are the initial
-            ones. None is this run.
-        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
-
-    Raises:
-        ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is too
-            long; before any rollout.
-    """
-    # Imported here, so that reading quadrants stays light.
-    from cotune.config.build import initial_instruction, run_environment
-    from cotune.config.resuming import recorded_config
-    from cotune.experiments.evaluate.evaluation import best_record, score
-    from cotune.experiments.evaluate.questions import question_sets
-
-    # The method's own best, even if the initial instruction is kept in its place.
-    best = best_record(run).method_best.instruction
-    first = config if since is None else recorded_config(since)
-    environment = run_environment(config)
-    questions, *others = question_sets(config, environment, options)
-    if others:
-        raise ConfigError(
-            "--quadrants score one set of questions; expected one of --split, --questions and --benchmark"
-        )
-    initial = initial_instruction(first.instruction.text, environment)
-    prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
-    trained = since is not None or not config.training.frozen
-    temperature = options.temperature
-    initial_config = config.model_copy(update={"policy": first.policy})
-    policies = {"initial": open_policy(initial_config, environment, temperature=temperature)}
-    if trained:
-        policies["trained"] = open_policy(
-            config, environment, best=run.best_path, temperature=temperature
-        )
-    is_here = hasattr(policies["initial"].sampler, "model")
-    same_run = since is None and config == recorded_config(run) and run.read_summary() is not None
-    scores: dict[str, dict[str, PromptScores]] = {}
-    for weights, policy in policies.items():
-        recorded = _EVALUATIONS[weights] if samples_alike and same_run else {}
-        rewards = {
-            name: _recorded_rewards(run, when, prompts[name], questions.tasks)
-            for name, when in recorded.items()
-        }
-        origin = policies["initial"] if weights == "trained" and is_here else None
-        scores[weights] = score(
-            policy, prompts, questions, options.samples, initial=origin, greedy_rewards=rewards
-        )
-    distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
-    scores.setdefault("trained", scores["initial"])
-    divergences = {prompt: scores["trained"][prompt].divergences for prompt in PROMPTS}
-    return Quadrants(
-        split=questions.name,
-        measure=measure_of(questions.environment, questions.rewards),
-        samples=options.samples,
-        temperature=temperature or config.training.temperature,
-        initial=initial,
-        best=best,
-        trained=trained,
-        questions=tuple(task.id for task in questions.tasks),
-        strata=tuple(task.stratum for task in questions.tasks),
-        # pydantic makes tuples of the lists
-        rewards={
-            f"{weights}_{prompt}": cast(Any, scores[weights][prompt].rewards)
-            for weights in WEIGHTS
-            for prompt in PROMPTS
-        },
-        divergences=cast(Any, divergences if any(divergences.values()) else {}),
-        since="" if since is None else relative(since.path, run.path),
-        rollouts=sum(scored.rollouts for scored in distinct),
-        generated_tokens=sum(scored.generated_tokens for scored in distinct),
-        of=hash_of_best(run.path),
-    )
-
-
-def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
-    """Return the rewards of the run's own evaluation of these questions under this prompt; [] if it made none."""
-    rows = run.read_evaluation(when)
-    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
-    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
-    return [float(row["reward"]) for row in rows] if recorded == expected else []
 
 
 # ---- the table
