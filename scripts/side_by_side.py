@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm_on_cpu import batch_prompts, unpack_weights
+from vllm_on_cpu import unpack_weights
 
 POLICY = Path(__file__).parents[1] / "examples/three_tools/policy"
 SHAPES: dict[str, dict[str, int]] = {
@@ -175,8 +175,6 @@ def build_trainer(way: str, policy: Path, tokenizer: Any, args: Any) -> Any:
     if way == "cotune, waiting":
         drivers.parallel_responses = lambda environment: 0
     unpack_weights()
-    if args.use_cpu:
-        batch_prompts(2**15)
     prompts = [[{"role": "user", "content": f"What does knoll mean, {row}?"}] for row in range(256)]
     common: dict[str, Any] = {
         "model": str(policy),

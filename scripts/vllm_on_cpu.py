@@ -24,14 +24,3 @@ def unpack_weights() -> None:
 
     layers.dispatch_cpu_unquantized_gemm = unpacked
     dispatcher.vars = fields
-
-
-def batch_prompts(tokens: int) -> None:
-    """Let a step of vLLM take `tokens` tokens of prompts, where TRL allows 4096; call before vLLM starts.
-
-    A prompt that is split between steps takes back a draw of its generator, which one of the CPU cannot.
-    """
-    import trl.generation.vllm_generation as vllm_generation
-
-    engine = vllm_generation.LLM
-    vllm_generation.LLM = lambda **options: engine(**options | {"max_num_batched_tokens": tokens})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 31_960,
+    "lines of src": 31_965,
     "lines of lab": 7_000,
-    "lines of tests": 36_732,
+    "lines of tests": 36_735,
     "words of docs": 30_000,
     "option fields": 179,
 }

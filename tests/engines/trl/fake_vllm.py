@@ -79,7 +79,7 @@ class Engine:
         runs_on: tokens it writes past the end of a turn, as steps of several tokens do.
         refuses_weights: whether sending them fails.
         refuses_to_start: whether constructing it fails.
-        dtype: what it was asked to compute in.
+        options: what it was started with.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -95,7 +95,7 @@ class Engine:
     runs_on: int = 0
     refuses_weights: bool = False
     refuses_to_start: bool = False
-    dtype: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
     asleep: bool = False
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class LLM:
             raise ValueError("No available memory\nfor the cache blocks.")
         self.engine.logprobs_mode = options.get("logprobs_mode", "raw_logprobs")
         torch.manual_seed(options["seed"])  # as vLLM does to the whole process
-        self.engine.dtype = options.get("dtype", "auto")
+        self.engine.options = options
         if options["max_model_len"] is not None:
             self.engine.max_model_len = options["max_model_len"]
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))

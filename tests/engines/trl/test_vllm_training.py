@@ -233,8 +233,11 @@ def test_vllm_computes_in_the_trainers_type_or_says_why_it_does_not_start(
 ) -> None:
     # By default vLLM would sample a float32 policy in half precision.
     started = vllm_generation.LLM  # type: ignore[attr-defined]
-    vllm_run(tmp_path)
-    assert engine.dtype == "float32"
+    vllm_run(tmp_path, vllm_max_model_length=512)
+    assert engine.options["dtype"] == "float32"
+    # On a CPU no prompt is split between steps.
+    assert not engine.options["enable_chunked_prefill"]
+    assert engine.options["max_num_batched_tokens"] >= engine.max_model_len
     assert vllm_generation.LLM is started  # type: ignore[attr-defined]
     # If it does not start it says why in a line.
     engine.refuses_to_start = True
