@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 31_965,
+    "lines of src": 31_967,
     "lines of lab": 7_000,
     "lines of tests": 36_735,
     "words of docs": 30_000,

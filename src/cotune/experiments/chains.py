@@ -114,7 +114,9 @@ class Chain:
             folder = self.folder / name
             if not RunDir.is_run(folder):
                 start = Path(config.policy.path)
-                if start.name.startswith(_MERGED) and missing_parts(start):
+                # An export that a kill has cut off has left the folder that it stages files in.
+                incomplete = bool(missing_parts(start)) or (start / ".new").exists()
+                if start.name.startswith(_MERGED) and incomplete:
                     words = ["export", str(start.parent), "--trust", "--format", "merged"]
                     self.command = Command("merge", [*words, "--output", str(start)], config)
                 else:
