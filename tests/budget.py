@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     "lines of src": 31_967,
     "lines of lab": 7_000,
-    "lines of tests": 36_735,
+    "lines of tests": 36_738,
     "words of docs": 30_000,
     "option fields": 179,
 }

@@ -163,25 +163,27 @@ def test_adapters_are_merged_before_the_next_task(
     run_command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = tmp_path / "own"
+    adapter_run = tmp_path / "own"
     config = finished(
-        own, LADDER | {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}, BOXED
+        adapter_run, LADDER | {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}, BOXED
     )
-    shutil.rmtree(own / "best")
-    shutil.copytree(run.output / "best", own / "best", ignore=lambda *_: ["model.safetensors"])
+    shutil.rmtree(adapter_run / "best")
+    shutil.copytree(
+        run.output / "best", adapter_run / "best", ignore=lambda *_: ["model.safetensors"]
+    )
     model = get_peft_model(
         load_model(policy_path("bundled:ladder")), lora_config(LoraOptions(rank=2))
     )
-    save_weights(model, own / "best")
+    save_weights(model, adapter_run / "best")
 
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
         if words[0] == "export":
-            for part in load(own / "best", merge=True):
+            for part in load(adapter_run / "best", merge=True):
                 part.save_pretrained(words[-1])
             return 0
         trained(config, words)
         shutil.rmtree(config.output / "best")
-        shutil.copytree(own / "best", config.output / "best")
+        shutil.copytree(adapter_run / "best", config.output / "best")
         return 0
 
     processes = start(outcome)
@@ -195,13 +197,15 @@ def test_adapters_are_merged_before_the_next_task(
     task = tmp_path / "next.yaml"
     task.write_text("training: {steps: 2}")
     words = ("--limit", 1, "--then", task, "--output", tmp_path / "out")
-    ended = run_command("measure", own, *words)
+    ended = run_command("measure", adapter_run, *words)
     assert ended.status == 0, ended.err
-    merged = own / f"merged-{hash_of_best(own)[:8]}"
+    merged = adapter_run / f"merged-{hash_of_best(adapter_run)[:8]}"
     assert [words[0] for words in processes.started] == ["train", "export", "train"]
     assert (merged / "model.safetensors").exists()
     # An adapter is loaded on what its run started from.
-    assert {base for base, best in loaded if best == own / "best"} == {Path(config.policy.path)}
+    assert {base for base, best in loaded if best == adapter_run / "best"} == {
+        Path(config.policy.path)
+    }
     assert {base for base, best in loaded if best and "next" in best.parts} == {merged}
 
 

@@ -113,12 +113,12 @@ class Chain:
             config = self.config(index, self.finished)
             folder = self.folder / name
             if not RunDir.is_run(folder):
-                start = Path(config.policy.path)
+                policy = Path(config.policy.path)
                 # An export that a kill has cut off has left the folder that it stages files in.
-                incomplete = bool(missing_parts(start)) or (start / ".new").exists()
-                if start.name.startswith(_MERGED) and incomplete:
-                    words = ["export", str(start.parent), "--trust", "--format", "merged"]
-                    self.command = Command("merge", [*words, "--output", str(start)], config)
+                incomplete = bool(missing_parts(policy)) or (policy / ".new").exists()
+                if policy.name.startswith(_MERGED) and incomplete:
+                    words = ["export", str(policy.parent), "--trust", "--format", "merged"]
+                    self.command = Command("merge", [*words, "--output", str(policy)], config)
                 else:
                     self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
                 return

@@ -144,8 +144,8 @@ class MeasuredRun:
         match = re.fullmatch(r"(.+), seed \d+", self.config.name)
         self.label = match[1] if match else os.path.relpath(folder)
         policy = self.config.policy
-        while (before := run_of_policy(Path(policy.path))) is not None:
-            policy = recorded_config(RunDir.open(before)).policy
+        while (earlier_run := run_of_policy(Path(policy.path))) is not None:
+            policy = recorded_config(RunDir.open(earlier_run)).policy
         self.config = self.config.model_copy(update={"policy": policy})
         complete = reversed(complete_checkpoints(self.run.checkpoints_path))
         holding = {f"step {step_of(path)}": path for path in complete if not missing_parts(path)}

@@ -211,9 +211,8 @@ def test_a_stage_after_an_adapter_starts_from_merged_weights(tmp_path: Path) -> 
     file = suite_file(tmp_path, set=changes, seeds=[0], budget=32, **rows)
     done = run_module(FORKED_COMPARE, file)
     assert done.returncode == 0, done.stdout + done.stderr
-    trained, searched = (
-        tmp_path / f"out/prompt-after-rl/seed-0/{name}" for name in ("train", "prompt")
-    )
+    trained = tmp_path / "out/prompt-after-rl/seed-0/train"
+    searched = tmp_path / "out/prompt-after-rl/seed-0/prompt"
     start = Path(Record.open(searched).read_config()["policy"]["path"])
     assert start.parent == trained
     assert (trained / "best/adapter_config.json").exists()

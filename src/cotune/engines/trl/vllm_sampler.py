@@ -219,10 +219,10 @@ def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
         def start(**options: Any) -> Any:
             begin("starting vLLM")
             options["dtype"] = str(compute_dtype(trainer)).removeprefix("torch.")
-            longest = options.get("max_model_len")
-            if longest and trainer.accelerator.device.type == "cpu":
+            context_tokens = options.get("max_model_len")
+            if context_tokens and trainer.accelerator.device.type == "cpu":
                 # A prompt that is split between steps takes back a draw of its generator; one of a CPU cannot.
-                tokens = max(longest, options["max_num_batched_tokens"])
+                tokens = max(context_tokens, options["max_num_batched_tokens"])
                 options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
             return _start(engine, options)
 
