@@ -66,9 +66,8 @@ def show_quadrants(
         )
     first = None if since is None else RunDir.open(since)
     with _measuring(config, options, console, as_json):
-        engine = engine_of(config)
-        alike = engine.samples_alike(config)
-        quadrants = evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
+        open_policy = engine_of(config).open_policy
+        quadrants = evaluate_quadrants(config, run, options, first, open_policy)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         quadrants.write(run.path)

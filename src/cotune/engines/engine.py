@@ -44,10 +44,6 @@ class Engine(Protocol):
     open_policy = staticmethod(run_policy)
     """Open a policy outside of training, as `run_policy` does: loaded here, unless an engine has it elsewhere."""
 
-    def samples_alike(self, config: RunConfig) -> bool:
-        """Return whether a policy from `open_policy` writes greedily what it wrote in training."""
-        return False
-
     def check_installed(self) -> None:
         """Raise ConfigError if a package that the engine imports is missing."""
         ...

@@ -89,7 +89,6 @@ class BestPolicy:
             instruction=instruction,
             hint=hint,
             validated=score is not None,
-            training_tasks=joint.identity.get("the training tasks"),
         )
         if score is not None:
             record = replace(record, measure=score.measure, n=score.n, interval=score.interval)

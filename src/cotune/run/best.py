@@ -30,7 +30,6 @@ class BestRecord:
         initial_em, initial_interval: the policy's score under the initial instruction, if that is
             another one and was checked.
         replaced: the record of the method's best, if the initial instruction is kept in its place.
-        training_tasks: fingerprint of the training questions (`task_order.fingerprint`).
     """
 
     instruction: str
@@ -53,7 +52,6 @@ class BestRecord:
     initial_em: float | None = None
     initial_interval: tuple[float, float] | None = None
     replaced: "BestRecord | None" = None
-    training_tasks: str | None = None
     schema_version: Literal[1] = 1
 
     @property

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrants import (
@@ -24,16 +23,12 @@ from cotune.experiments.evaluate.quadrants import (
     quadrants_as_json,
     read_quadrants,
 )
-from cotune.run.record import Record
-from cotune.run.scores import difference_interval, score_trajectories, wilson
-from cotune.types import Assignment, Prompt
+from cotune.run.scores import difference_interval, wilson
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
-from tests.experiments.evaluate.folders import BETTER, LADDER, finished, quadrants, short
+from tests.experiments.evaluate.folders import BETTER, finished, quadrants, short
 from tests.experiments.report.pages import printed as on_screen
-from tests.helpers import make_trajectory
-from tests.policy.tiny import small_policy
 
 
 def test_scores_and_gains_by_hand() -> None:
@@ -171,37 +166,6 @@ def test_a_run_from_the_command_line(
     (run.output / "quadrants.json").write_text("{")
     again, _ = measure(run, "--set", "environment.test=1", "--samples", 1)
     assert len(again.questions) == 1
-
-
-def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
-    tmp_path: Path, measure: Measure
-) -> None:
-    changes = {
-        "policy": {"path": small_policy("bundled:ladder")},
-        "environment": {**LADDER["environment"], "test": 3},
-        "limits": {"turns": 1, "turn_tokens": 16},
-    }
-    best = "Add in order. Put the final answer in \\boxed{}."
-    config = finished(tmp_path / "run", LADDER | changes, best)
-    without, _ = measure(config, "--samples", 1)
-    record = Record.open(config.output)
-    tasks = run_environment(config).tasks("test")
-    for when, instruction in (("before", without.initial), ("after", best), ("plain", "Another.")):
-        prompt = Prompt(instruction)
-        rollouts = [
-            make_trajectory(Assignment(task, prompt, prompt, "i0", i), 0.25)
-            for i, task in enumerate(tasks)
-        ]
-        record.score(2, rollouts, score_trajectories(rollouts), split="test", when=when, trained=1)
-    quadrants, _ = measure(config, "--samples", 1)
-    assert (without.rollouts, quadrants.rollouts) == (4 * 3 * 2, 4 * 3 * 2 - 2 * 3)
-    greedy = {name: rewards["greedy"] for name, rewards in quadrants.rewards.items()}
-    assert greedy["initial_plain"] == greedy["trained_prompted"] == (0.25,) * 3
-    for name, rewards in without.rewards.items():
-        assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
-    # With other settings they are not the same rollouts.
-    other, _ = measure(config, "--samples", 1, "--set", "limits.turn_tokens=15")
-    assert other.rollouts == without.rollouts
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 class Tinker(Engine):
     """Train on a server; this process rolls out and evolves."""
 
-    def samples_alike(self, config: RunConfig) -> bool:
-        return True
-
     def check_installed(self) -> None:
         check_package("tinker")
 

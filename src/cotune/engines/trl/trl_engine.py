@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 class TRL(Engine):
     """Train in this process, or in the processes that torchrun or accelerate started."""
 
-    def samples_alike(self, config: RunConfig) -> bool:
-        return not config.training.engine_args.get("use_vllm")
-
     def check_installed(self) -> None:
         check_package("trl")
 

@@ -11,54 +11,25 @@ from rich.console import Console
 from cotune.config.build import initial_instruction, run_environment, run_policy
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
-from cotune.environments.single_turn import REQUIRED
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.questions import (
-    METRICS,
-    EvaluationOptions,
-    QuestionSet,
-    is_boxed,
-    metrics_of,
-    question_sets,
-)
+from cotune.experiments.evaluate.questions import EvaluationOptions, QuestionSet, question_sets
 from cotune.policy.policy_files import check_whole
-from cotune.rewards.functions import AnswerReward
-from cotune.rewards.qa import REWARDS, Reward, exact_match
+from cotune.rewards.qa import REWARDS, Reward
 from cotune.rollout.coordinator import Coordinator
-from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import score_values
+from cotune.run.scores import EXACT_MATCH, MEAN_REWARD, measure_of, score_values
 from cotune.types import Assignment, Prompt, Trajectory
 from cotune.utils.tables import Cell, Scores, Table, on_console
 from cotune.utils.text import one_line
 
 OpenPolicy = Callable[..., Coordinator]
 """`run_policy`, or another engine's `Engine.open_policy`."""
-Values = Callable[[Sequence[Trajectory]], list[float]]
-"""A metric: gives a batch of finished, scored rollouts its values."""
 
 PASSES_AT = 1.0
 """The lowest value at which a sample counts as right in pass@k."""
 _ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
 _UNFINISHED = "The run is not finished: these are figures of the best policy so far."
-_OTHER_DATA = (
-    "The training questions are not those that the run was trained on (has its data changed?), so that the "
-    "policy may have been trained on some of these."
-)
-
-
-def metric_functions(f1: Reward) -> dict[str, Values]:
-    """Return the functions of `METRICS`; `f1` is the data set's scorer.
-
-    `boxed` reads the last box of the policy's own text; a reference answer may be a text with a box.
-    """
-    return {
-        "reward": lambda ts: [t.reward for t in ts],
-        "exact_match": lambda ts: [exact_match(t.answer, t.task.answers) for t in ts],
-        "f1": lambda ts: [f1(t.answer, t.task.answers) for t in ts],
-        "boxed": AnswerReward("boxed"),
-    }
 
 
 # ---- a policy's scores
@@ -92,9 +63,8 @@ def score(
     prompts: Mapping[str, Prompt],
     questions: QuestionSet,
     samples: int = 0,
-    metrics: Sequence[str] = ("reward",),
+    metrics: Mapping[str, Reward] | None = None,
     initial: Coordinator | None = None,
-    greedy_rewards: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, PromptScores]:
     """Score a policy under prompts by name, greedily and sampled; equal prompts once, as the same object.
 
@@ -107,10 +77,8 @@ def score(
 
     Args:
         samples: sampled rollouts of each question; 0 for none.
-        metrics: names of `METRICS`.
+        metrics: scorers of answers by name, beside "reward".
         initial: the policy to compute the divergence from, which needs a sample; None for none.
-        greedy_rewards: by the name of a prompt, its questions' greedy rewards if they are known already ([]: they are
-            not), in place of rollouts; only with the metric "reward".
 
     Raises:
         ConfigError: a prompt is too long; before any rollout.
@@ -121,15 +89,8 @@ def score(
             questions.environment, policy.codec, prompt.instruction, policy.settings.limits,
             [questions.name], strategy="static",
         )  # fmt: skip
-    functions = metric_functions(REWARDS[questions.f1])
-    values_of = {name: functions[name] for name in metrics}
-    measured = {
-        prompts[name]: rewards for name, rewards in (greedy_rewards or {}).items() if rewards
-    }
     scores = {
-        prompt: _score_prompt(
-            policy, prompt, questions, samples, values_of, initial, measured.get(prompt)
-        )
+        prompt: _score_prompt(policy, prompt, questions, samples, metrics or {}, initial)
         for prompt in distinct
     }
     return {name: scores[prompt] for name, prompt in prompts.items()}
@@ -140,9 +101,8 @@ def _score_prompt(
     prompt: Prompt,
     questions: QuestionSet,
     samples: int,
-    metrics: Mapping[str, Values],
+    metrics: Mapping[str, Reward],
     initial: Coordinator | None,
-    greedy_rewards: Sequence[float] | None,
 ) -> PromptScores:
     # Draws are keyed by the number of calls: each prompt has a coordinator of its own.
     coordinator = Coordinator(
@@ -151,17 +111,12 @@ def _score_prompt(
         settings=policy.settings, rewards=questions.rewards,
     )  # fmt: skip
     decodings = {"greedy": 1, "sampled": samples} if samples else {"greedy": 1}
-    scores = PromptScores({name: {decoding: [] for decoding in decodings} for name in metrics})
+    names = ("reward", *metrics)
+    scores = PromptScores({name: {decoding: [] for decoding in decodings} for name in names})
     for decoding, k in decodings.items():
         greedy = decoding == "greedy"
         size = max(1, _ROWS // k)
         for start in range(0, len(questions.tasks), size):
-            if greedy and greedy_rewards is not None:
-                # A call is counted all the same, so that the samples' draws do not change.
-                coordinator.next_sampling("evaluate", greedy)
-                rows = greedy_rewards[start : start + size]
-                scores.values["reward"][decoding] += [[reward] for reward in rows]
-                continue
             assignments = [
                 Assignment(task, prompt, prompt, "", group)
                 for group, task in enumerate(questions.tasks[start : start + size], start)
@@ -170,8 +125,10 @@ def _score_prompt(
             rollouts = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
             scores.rollouts += len(rollouts)
             scores.generated_tokens += sum(rollout.generated_tokens for rollout in rollouts)
-            for name, values_of in metrics.items():
-                values = values_of(rollouts)
+            by_metric = {"reward": [rollout.reward for rollout in rollouts]}
+            for name, scorer in metrics.items():
+                by_metric[name] = [scorer(r.answer, r.task.answers) for r in rollouts]
+            for name, values in by_metric.items():
                 rows = [values[first : first + k] for first in range(0, len(values), k)]
                 scores.values[name][decoding] += rows
             if initial is not None and not greedy:
@@ -288,15 +245,7 @@ def evaluate_run(
         label = "best instruction and hint"
         columns.append(Column("hinted", label, record.instruction, record.hint))
     sets = question_sets(config, environment, options)
-    # A script's training questions are not there to compare.
-    trained_on = environment.tasks("train")
-    changed = trained_on and record.training_tasks not in (None, fingerprint(trained_on))
-    notices = [_UNFINISHED] * (run.read_summary() is None) + [_OTHER_DATA] * bool(changed)
     policy = open_policy(config, environment, best=run.best_path, temperature=options.temperature)
-    if read_best(run.best_path) != record:
-        raise ConfigError(
-            f"{run.path}: its best policy was replaced while it was loaded; run the command again"
-        )
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,
@@ -311,8 +260,8 @@ def evaluate_run(
                 source=questions.source,
                 n=len(questions.tasks),
                 samples=options.samples,
-                figures=_figures_on(config, policy, columns, questions, options.samples),
-                notices=[*notices, *_boxless(questions, columns)],
+                figures=_figures_on(policy, columns, questions, options.samples),
+                notices=[_UNFINISHED] * (run.read_summary() is None),
             )
             for questions in sets
         ],
@@ -320,15 +269,15 @@ def evaluate_run(
 
 
 def _figures_on(
-    config: RunConfig,
-    policy: Coordinator,
-    columns: Sequence[Column],
-    questions: QuestionSet,
-    samples: int,
+    policy: Coordinator, columns: Sequence[Column], questions: QuestionSet, samples: int
 ) -> list[Figure]:
-    titles = metrics_of(config.rewards, questions)
+    measure = measure_of(questions.environment, questions.rewards)
+    metrics = {"f1": REWARDS[questions.f1]} if questions.f1 else {}
+    if questions.f1 and measure != EXACT_MATCH:
+        metrics = {"exact_match": REWARDS["exact_match"], **metrics}
+    titles = {"reward": measure, "exact_match": EXACT_MATCH, "f1": "F1"}
     prompts = {column.name: Prompt(column.instruction, column.hint) for column in columns}
-    scores = score(policy, prompts, questions, samples, list(titles))
+    scores = score(policy, prompts, questions, samples, metrics)
     strata = [task.stratum for task in questions.tasks]
     return [
         figure
@@ -375,18 +324,6 @@ def figures_of(
     return figures
 
 
-def _boxless(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
-    """Return a notice for each prompt that does not ask for the box that answers are read from."""
-    if not is_boxed(questions.environment):
-        return []
-    return [
-        f"{column.label}: does not mention {REQUIRED[0]}{{}}, from which answers are read on "
-        f"{questions.title}"
-        for column in columns
-        if REQUIRED[0] not in column.instruction + column.hint
-    ]
-
-
 def show_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Print a table for each set, and the notes on its figures."""
     for result in evaluation.sets:
@@ -408,7 +345,7 @@ def _rows(result: SetResult, columns: Sequence[Column]) -> Iterator[list[Cell]]:
     by_column = [[f for f in result.figures if f.column == column.name] for column in columns]
     for figures in zip(*by_column, strict=True):
         first = figures[0]
-        form = Scores(first.title != METRICS["reward"])
+        form = Scores(first.title != MEAN_REWARD)
         if first.metric != metric:
             yield [Cell(first.title)]
             metric = first.metric

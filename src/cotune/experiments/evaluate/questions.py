@@ -1,33 +1,21 @@
-"""The questions of an evaluation, with their environment, scoring and metrics."""
+"""The questions of an evaluation, with their environment and scoring."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cotune.config.build import build_rewards, initial_instruction
 from cotune.config.run_checks import check_columns, check_retriever
-from cotune.config.run_file import RewardConfig, RunConfig, ScriptRun
-from cotune.data.benchmarks import BENCHMARKS, Benchmark, parse_benchmark, read_benchmark
+from cotune.config.run_file import RunConfig, ScriptRun
+from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
 from cotune.data.dataset import Columns, tasks_of_rows
 from cotune.data.rows import file_rows
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.search import SearchEnvironment
 from cotune.environments.single_turn import MathEnvironment, with_final
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
-from cotune.rewards.qa import REWARDS
-from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
-
-METRICS: Mapping[str, str] = {
-    "reward": "mean reward",
-    "exact_match": "exact match",
-    "f1": "F1",
-    "boxed": "boxed accuracy",
-}
-"""The metrics, with their titles in tables."""
-_SHORT = 12  # words: for longer answers, F1 says little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +45,7 @@ class QuestionSet:
         source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
         tasks: the first of the questions, which are evaluated.
-        f1: the F1 scorer, a name in `cotune.rewards.qa.REWARDS`.
+        f1: of a question-answering benchmark, the F1 scorer, a name in `cotune.rewards.qa.REWARDS`; "" for others.
     """
 
     name: str
@@ -66,7 +54,7 @@ class QuestionSet:
     environment: Environment
     rewards: RewardFunctions | None
     tasks: Sequence[Task]
-    f1: str = "f1_squad"
+    f1: str = ""
 
 
 def question_sets(
@@ -158,33 +146,6 @@ def _benchmark_set(
         boxed = isinstance(environment, MathEnvironment) and benchmark.hub
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
         check_columns(rewards, benchmark_environment, [name])
-    return QuestionSet(
-        name, benchmark.title, source, benchmark_environment, rewards, tasks, benchmark.f1
-    )
-
-
-def is_boxed(environment: Environment) -> bool:
-    """Return whether an environment scores boxed answers."""
-    return isinstance(environment, MathEnvironment)
-
-
-def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[str, str]:
-    """Return the metrics that apply to a set, with their titles."""
-    environment = questions.environment
-    measure = measure_of(environment, questions.rewards)
-    scored_by_box = is_boxed(environment) and questions.rewards is None
-    names = {"reward": METRICS["boxed"] if scored_by_box else measure}
-    # The user's own function may read the answer in another form.
-    is_benchmark = questions.name in BENCHMARKS
-    reads_answers = not is_benchmark and any(r.function not in REWARDS for r in rewards)
-    by_box = any(reward.function == "boxed" for reward in rewards)
-    answered = all(task.answers for task in questions.tasks)
-    short = all(len(a.split()) <= _SHORT for task in questions.tasks for a in task.answers)
-    if answered and (is_boxed(environment) or by_box):
-        # For words in a box (a QA benchmark), the reward is the same.
-        added = ["boxed"] if measure != EXACT_MATCH else []
-    elif answered and not reads_answers and (isinstance(environment, SearchEnvironment) or short):
-        added = ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
-    else:
-        added = []
-    return names | {name: METRICS[name] for name in added}
+    # Files of the user's own have answers that need not be short.
+    f1 = benchmark.f1 if benchmark.hub and benchmark.kind == "qa" else ""
+    return QuestionSet(name, benchmark.title, source, benchmark_environment, rewards, tasks, f1)

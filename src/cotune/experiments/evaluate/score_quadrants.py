@@ -1,7 +1,5 @@
 """Score the quadrants of a run: both of its policies under both instructions."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
@@ -19,13 +17,7 @@ from cotune.experiments.evaluate.quadrants import (
 from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
-from cotune.types import Prompt, Task
-
-_EVALUATIONS = {
-    "initial": {"plain": "before"},
-    "trained": {"plain": "plain", "prompted": "after"},
-}
-"""By weights and prompt, the evaluation of the run itself; it makes none of the initial weights, "prompted"."""
+from cotune.types import Prompt
 
 
 def evaluate_quadrants(
@@ -34,18 +26,16 @@ def evaluate_quadrants(
     options: EvaluationOptions,
     since: RunDir | None,
     open_policy: OpenPolicy,
-    samples_alike: bool = False,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have made are
-    not made again. Both policies are in memory at the same time, for their divergence, unless a server has them.
+    Equal policies or instructions are rolled out once. Both policies are in memory at the same time, for their
+    divergence, unless a server has them.
 
     Args:
         options: one set of questions, and at least one sample of each.
         since: the first of several runs that each continued the one before: its policy and instruction are the initial
             ones. None is this run.
-        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is too
@@ -71,18 +61,10 @@ def evaluate_quadrants(
             config, environment, best=run.best_path, temperature=temperature
         )
     is_here = hasattr(policies["initial"].sampler, "model")
-    same_run = since is None and config == recorded_config(run) and run.read_summary() is not None
     scores: dict[str, dict[str, PromptScores]] = {}
     for weights, policy in policies.items():
-        recorded = _EVALUATIONS[weights] if samples_alike and same_run else {}
-        rewards = {
-            name: _recorded_rewards(run, when, prompts[name], questions.tasks)
-            for name, when in recorded.items()
-        }
         origin = policies["initial"] if weights == "trained" and is_here else None
-        scores[weights] = score(
-            policy, prompts, questions, options.samples, initial=origin, greedy_rewards=rewards
-        )
+        scores[weights] = score(policy, prompts, questions, options.samples, initial=origin)
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
     scores.setdefault("trained", scores["initial"])
     divergences = {prompt: scores["trained"][prompt].divergences for prompt in PROMPTS}
@@ -108,11 +90,3 @@ def evaluate_quadrants(
         generated_tokens=sum(scored.generated_tokens for scored in distinct),
         of=hash_of_best(run.path),
     )
-
-
-def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
-    """Return the rewards of the run's own evaluation of these questions under this prompt; [] if it made none."""
-    rows = run.read_evaluation(when)
-    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
-    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
-    return [float(row["reward"]) for row in rows] if recorded == expected else []
