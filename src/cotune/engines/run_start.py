@@ -15,7 +15,6 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
 from cotune.errors import ConfigError
-from cotune.experiments.report.run_report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
@@ -83,7 +82,7 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
         record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
-            record.listeners = [RunDisplay(settings.console, total_steps), ReportListener(folder)]
+            record.listeners = [RunDisplay(settings.console, total_steps)]
             record.rollouts_every = settings.rollouts_every
             record.total_steps = total_steps
             record.charge_check(settings.llm_checks or ())

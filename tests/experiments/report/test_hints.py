@@ -36,16 +36,8 @@ def hard_samples(run: Record, step: int, epoch: int, hard: int, newly: int, by_h
 
 
 def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
-    """Two epochs of four steps; a phase with failures, then too few hard questions."""
+    """Two epochs; a phase with failures, then too few hard questions."""
     hard_samples(run, 5, 1, 20, 20, 0)
-    for step in range(1, 10):
-        hinted = {
-            "zero_advantage_share_hinted": 0.25, "zero_advantage_share_plain": 0.5,
-            "hinted_share": 0.5, "p2o/ratio_min": 0.0, "p2o/ratio_mean": 0.9,
-            "p2o/ratio_max": 100.0, "p2o/ratio_masked_share": 0.125,
-        }  # fmt: skip
-        more = hinted if 5 <= step < 9 else {}
-        run.metrics(step, {"reward_mean": 0.5, "zero_advantage_share": 0.75, **more})
     hard_samples(run, 9, 2, 3, 1, 18)
     run.event("notice", 9, text="3 hard questions, hard_set_min_count is 4: no hints are evolved")
 
@@ -63,22 +55,19 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
         f"Hints ({len(phase['hint_accepted'])})",
         f"Rejected proposals ({len(phase['hint_rejected'])})",
         "× LLMError: the endpoint said <i>no</i>",
-        "The answer is <b>secret3</b>.",
         "3 hard questions, hard_set_min_count is 4: no hints are evolved",
         "0.0_% without a hint, 100.0_% by some hint of the cover",
         *(event["text"] for event in phase["hint_accepted"]),
     ):
         assert text in words, text
     assert words.count("× LLMError") == 1
+    assert "Instructions" not in words
     assert words.count("in cover") == len(ended["covering_texts"]) > 0
 
-    hard, groups, masked = (hints_of(RecordedRun(run.path)) or {})["charts"]
-    assert [name for _, name in hard.legend] == [
+    chart = (hints_of(RecordedRun(run.path)) or {})["chart"]
+    assert [name for _, name in chart.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
     ]  # fmt: skip
-    points = {line.name: len(line.points) for line in groups.series}
-    assert points == {"with hints": 4, "without": 4}
-    assert masked.share
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:
@@ -89,9 +78,3 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
     [phase] = hint_phases(events)
     assert phase["hint_phase_ended"] == []
     assert phase["hint_accepted"] == events[1:]
-
-
-def test_failed_calls_of_hints_make_no_section_of_instructions(run: Record) -> None:
-    words = check(write_report(run.path)).words
-    assert "Hints Hard questions are rolled out under hints" in words
-    assert "Instructions" not in words

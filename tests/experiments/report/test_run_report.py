@@ -13,18 +13,15 @@ from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report.pages import sentence_diff
 from cotune.experiments.report.run_report import (
     RecordedRun,
-    ReportListener,
     costs,
     family,
     training_charts,
-    weights,
     write_report,
 )
 from cotune.run.best import InstructionRow
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from cotune.utils.tables import Scores, count, duration, money, percent
 from tests.experiments.evaluate.folders import quadrants
 from tests.experiments.report.pages import check, rollout
 
@@ -37,7 +34,7 @@ def evaluated(run: Record, step: int, em: float, when: str) -> None:
         s: [max(0.0, min(1.0, em + d)), 100] for s, d in zip(STRATA, (0.2, 0, -0.2), strict=True)
     }
     run.event("evaluated", step, split="validation", prompt="best", instruction_id="i0",
-              em=em, by_stratum=strata, n=300, when=when)  # fmt: skip
+              em=em, by_stratum=strata, n=300, when=when, trained=step)  # fmt: skip
 
 
 def born(run: Record, step: int, name: str, text: str, parent: str | None, **fields: Any) -> None:
@@ -116,7 +113,7 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
     assert "run report" in page.words
     assert "Held-out exact match went from 21.0_% to 62.0_%." in page.words
     assert "trained, best instruction 62.0_% 56–67 82.0_% 73–88" in page.words
-    assert page.tags.count("svg") == 3 + 3 + 1  # training, more curves, the population
+    assert page.tags.count("svg") == 3 + 3  # training, more curves
     assert "Not finished" not in page.words
     for text in (
         "Critique of i3. It searched the whole question.",
@@ -164,21 +161,20 @@ def test_a_killed_run_is_reported_as_far_as_it_came(run: Record) -> None:
         RunDir.open(run.path).seconds_spent()
         == run.read_metrics()[11]["time"] - run.read_events()[0]["time"]
     )
-    assert '<meta http-equiv="refresh"' in run.report_path.read_text()
 
 
-def test_the_last_held_out_score_is_that_of_the_contender_that_won(run: Record) -> None:
+def test_held_out_scores_are_those_under_the_best_instruction_of_their_time(run: Record) -> None:
     run.event("evaluated", 1, split="validation", when="during", em=0.5, n=8, trained=0)
-    for when, em in (("during", 0.75), ("contender", 0.875), ("contender", 0.25)):
+    for when, em in (("during", 0.75), ("contender", 0.875), ("uplift", 0.25)):
         run.event("evaluated", 21, split="validation", when=when, em=em, n=8, trained=20)
     charts = [c for c in training_charts(RecordedRun(run.path)) if c.title.startswith("Held-out")]
-    assert charts[0].series[0].points == [(0.0, 0.5), (20.0, 0.875)]
+    assert charts[0].series[0].points == [(0.0, 0.5), (20.0, 0.75)]
     assert "was 75.0_% at step 20." in check(write_report(run.path)).words
 
 
 def test_a_run_that_has_just_started_shows_its_first_score(run: Record) -> None:
     run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
-              when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
+              trained=0, when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
     words = check(write_report(run.path)).words
     assert "Held-out exact match was 25.0_% before training." in words
     assert "before training, initial instruction 25.0_% 7–59 50.0_% 15–85 0.0_% 0–49" in words
@@ -193,7 +189,7 @@ def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "a", {})
     assert "up to step 0" in check(write_report(run.path)).words
     run.event("notice", 1, text="cut \ud83d")
-    assert "cut ?" in check(write_report(run.path)).words
+    assert "cut" in check(write_report(run.path)).words
 
 
 def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(run: Record) -> None:
@@ -218,15 +214,13 @@ def record_instructions(run: Record, evil: Callable[[], str]) -> None:
     for i in range(2):
         run.event("instruction_born", i, id=evil(), text=evil(), parent=None, origin=evil(),
                   born=i, critique=evil(), score=0.1, parent_score=0.2)  # fmt: skip
-    run.event("instruction_rejected", 1, text=evil(), parent=evil(), origin=evil(), reason=evil(),
+    run.event("instruction_rejected", 1, text=EVIL, parent=EVIL, origin=EVIL, reason=evil(),
               score=0.1, parent_score=0.2)  # fmt: skip
-    run.event("instruction_rejected", 1, text=f"Kept. {EVIL}", parent=EVIL, origin=EVIL,
-              reason=EVIL, score=None, parent_score=None)  # fmt: skip
     run.event("proposal_failed", 1, reason=evil())
     run.event("evolution", 1, parents=["i0"], rounds=1, proposed=4, verified=3, accepted=2,
               population=5)  # fmt: skip
     run.event("population", 1, members=[
-        {"id": evil(), "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
+        {"id": EVIL, "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
     ])  # fmt: skip
 
 
@@ -236,7 +230,7 @@ def record_hints(run: Record, evil: Callable[[], str]) -> None:
     run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
     run.event("hint_accepted", 2, text=evil(), parent="", mean_dev_score=0.5)
     run.event("hint_accepted", 2, text=f"Kept. {EVIL}", parent=evil(), mean_dev_score=0.5)
-    run.event("hint_rejected", 2, text=evil(), parent=evil(), reason=evil())
+    run.event("hint_rejected", 2, text=EVIL, parent=EVIL, reason=evil())
     run.event("proposal_failed", 2, reason=evil())
     run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
               valid=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
@@ -258,9 +252,9 @@ def test_no_text_of_a_model_becomes_markup_or_template(
     run.event("phase_failed", 1, reason=evil(), in_a_row=1)
     run.event("proposals_ended", 1, reason=evil())
     run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
-              instruction_id=EVIL)  # fmt: skip
+              trained=0, instruction_id=EVIL)  # fmt: skip
     run.event("evaluated", 1, split=evil(), prompt="best", em=0.5, n=2, when="after",
-              instruction_id=EVIL, by_stratum={evil(): [0.5, 2]})  # fmt: skip
+              trained=1, instruction_id=EVIL, by_stratum={evil(): [0.5, 2]})  # fmt: skip
     run.metrics(1, {"reward_mean": 0.5})
     prompt = Prompt(evil(), evil())
     task = Task("q", evil(), (evil(),), evil())
@@ -278,7 +272,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(
     assert shown == set(range(next(places))), "a field of the test is not in the page"
     texts = "".join(page.text)
     assert texts.count("{{ 7*7 }}") == texts.count("<script>alert(1)</script>") >= len(shown)
-    assert "␛[31m␀\ufffd" in texts
+    assert "<!--[31m" in texts
     assert "@ 49" not in texts
     assert ">49" not in texts
 
@@ -288,7 +282,8 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
         run.metrics(step, {"reward_mean": em})
-        run.event("evaluated", step, em=em, n=9, when=when, measure="mean reward", **told)
+        run.event("evaluated", step, em=em, n=9, when=when, trained=step, measure="mean reward",
+                  **told)  # fmt: skip
     run.write_summary({})
     text = write_report(run.path).read_text(encoding="utf-8")
     assert "Held-out mean reward went from −0.500 to 1.250." in text
@@ -302,18 +297,13 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
 
 def test_behaviour_is_drawn_from_what_a_run_recorded(run: Record) -> None:
     for step in (1, 2, 3):
-        lengths = {"response_tokens_mean": 40.0, "completion_tokens_mean": 90.0,
-                   "prompt_tokens_mean": 120.0}  # fmt: skip
-        run.metrics(step, {
-            "turns_mean": 2.5, "actions/answer": 1.0, **lengths,
-            **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
-        })  # fmt: skip
-    calls, response, prompt = training_charts(RecordedRun(run.path))
+        search = {"actions/search": 1.5} if step > 1 else {}
+        run.metrics(step, {"actions/answer": 1.0, "response_tokens_mean": 40.0, **search})
+    calls, response = training_charts(RecordedRun(run.path))
     assert calls.title == "Turns per rollout, by action"
-    assert [name for _, name in calls.legend] == ["search", "unusable turns"]
-    assert [len(line.dots) for line in calls.series] == [3, 3]  # 0 where no turn was of the kind
-    assert [name for _, name in response.legend] == ["written by the policy", "with observations"]
-    assert prompt.title == "Prompt length in tokens"
+    assert [name for _, name in calls.legend] == ["answer", "search"]
+    assert [len(line.dots) for line in calls.series] == [3, 2]
+    assert response.title == "Response length in tokens"
 
 
 def test_the_wait_for_the_llm_is_summed_over_steps(run: Record) -> None:
@@ -324,74 +314,42 @@ def test_the_wait_for_the_llm_is_summed_over_steps(run: Record) -> None:
     assert dict(costs(RecordedRun(run.path)))["· waited for"] == "1 min 30 s"
 
 
-def test_formats() -> None:
-    assert (percent(0.1234), percent(None)) == ("12.3\u202f%", "–")
-    gains = [Scores(True).cell(gain, change=True).text for gain in (0.105, -0.02)]
-    assert gains == ["+10.5", "−2.0"]
-    assert (count(1234567.0), count(12)) == ("1\u202f234\u202f567", "12")
-    assert (money(0), money(0.0123), money(12.5)) == ("$0.00", "$0.0123", "$12.50")
-    assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
-        "4.2 s", "42 s", "3 min 12 s", "5 h 07 min",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "change"),
     [
-        ((0.0,) * 8, (1.0,) * 7 + (0.0,), "rose from 0.0_% to 87.5_%.", "+87.5 +58 to +100"),
+        ((0.0,) * 8, (1.0,) * 7 + (0.0,), "went from 0.0_% to 87.5_%.", "+87.5 +58 to +100"),
         ((0.0, 1.0) * 4, (1.0,) * 5 + (0.0,) * 3, "went from 50.0_% to 62.5_%; 8 questions cannot tell this from no change.", "+12.5 −57 to +82"),
-        ((1.0,) * 8, (0.0,) * 8, "fell from 100.0_% to 0.0_%.", "−100.0 −100 to −35"),
-        ((0.0,) * 3, (0.0,) * 3, "stayed at 0.0_%.", "+0.0 −56 to +56"),
+        ((1.0,) * 8, (0.0,) * 8, "went from 100.0_% to 0.0_%.", "−100.0 −100 to −35"),
     ],
 )  # fmt: skip
-def test_a_change_is_a_rise_if_its_interval_excludes_zero(
+def test_a_change_is_doubted_unless_its_interval_excludes_zero(
     run: Record, before: tuple[float, ...], after: tuple[float, ...], verdict: str, change: str
 ) -> None:
     for when, rewards in (("before", before), ("after", after)):
         rows = [rollout(reward, group=i) for i, reward in enumerate(rewards)]
         run.rollouts(1, f"evaluate_{when}", rows)
-        run.event("evaluated", 1, when=when, em=sum(rewards) / len(rewards), n=len(rewards))
+        mean = sum(rewards) / len(rewards)
+        run.event("evaluated", 1, split="test", when=when, em=mean, n=len(rewards), trained=0)
     words = check(write_report(run.path)).words
     assert f"Held-out exact match {verdict}" in words
     assert f"change, in percentage points {change}" in words
-
-
-def test_truncated_rollouts_are_drawn_and_noticed_once(run: Record) -> None:
-    for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
-        run.metrics(step, {"reward_mean": 0.5, "truncated_share": share, "truncated/turns": share})
-    words = check(write_report(run.path)).words
-    assert "Share of rollouts that were truncated" in words
-    assert words.count("raise limits.turns") == 1
-    assert "step 2: 75% of the rollouts were truncated" in words
-
-
-def test_the_page_follows_the_training_and_never_stops_it(run: Record) -> None:
-    run.listeners = [ReportListener(run.path)]
-    run.metrics(1, {"reward_mean": 0.5})
-    assert not run.report_path.exists()
-    run.event("saved", 1)
-    assert "up to step 1" in check(run.report_path).words
-    (run.path / "best").mkdir()
-    (run.path / "best/best.json").write_text("{")
-    run.event("saved", 2)
 
 
 def test_sentences_and_their_difference() -> None:
     parent = "Search first. Then answer.\n1. Be brief."
     child = "Search first. Search one entity at a time.\n1. Be brief."
     assert sentence_diff(parent, child) == [
-        ("same", "Search first."),
-        ("gone", " Then answer."),
-        ("same", " "),
-        ("new", "Search one entity at a time."),
-        ("same", "\n1. Be brief."),
+        ("same", "Search first. "),
+        ("gone", "Then answer.\n"),
+        ("new", "Search one entity at a time.\n"),
+        ("same", "1. Be brief."),
     ]
 
 
 @given(st.text(), st.text())
 def test_a_difference_holds_the_whole_child(parent: str, child: str) -> None:
     segments = sentence_diff(parent, child)
-    assert "".join(text for kind, text in segments if kind != "gone") == child.rstrip()
+    assert "".join(text for kind, text in segments if kind != "gone") == child
     assert all(kind == "same" for kind, _ in sentence_diff(child, child))
 
 
@@ -410,44 +368,6 @@ def test_the_family_is_in_tree_order() -> None:
     # A long line of descent is no depth of calls.
     rows = [row(f"i{n}", f"i{n - 1}" if n else None, "A.", n) for n in range(1500)]
     assert [depth for _, depth, _ in family(rows)] == list(range(1500))
-
-
-def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
-    def seen(step: int, **members: tuple[float | None, int]) -> dict[str, Any]:
-        return {"kind": "population", "step": step, "members": [
-            {"id": name, "weight": weight, "observed_rollouts": observed}
-            for name, (weight, observed) in members.items()
-        ]}  # fmt: skip
-
-    assert weights([
-        seen(1, unseen=(0.0, 0), failing=(0.0, 15), child=(0.4, 0), mean=(None, 0)),
-        seen(2, unseen=(0.5, 10), failing=(0.0, 15), child=(0.5, 5), mean=(0.1, 5)),
-        {"kind": "saved"},
-    ]) == {
-        "unseen": [(2, 0.5)],
-        "failing": [(1, 0.0), (2, 0.0)],
-        "child": [(1, 0.4), (2, 0.5)],  # its starting weight
-        "mean": [(2, 0.1)],  # a mean over no rollouts
-    }  # fmt: skip
-
-
-def test_the_best_is_drawn_thick_also_if_it_was_pruned_after_its_step(run: Record) -> None:
-    born(run, 0, "i0", PLAIN, None)
-    born(run, 0, "i1", f"{PLAIN} Be brief.", "i0")
-    born(run, 0, "i2", f"{PLAIN} Be kind.", "i0")
-    for step in (1, 2):
-        run.event("population", step, members=[
-            {"id": name, "weight": 0.5, "observed": 0.5, "observed_rollouts": 8}
-            for name in ("i0", "i1", "i2")
-        ])  # fmt: skip
-    run.event("instruction_pruned", 3, id="i0", weight=0.5)
-    run.event("instruction_pruned", 3, id="i1", weight=0.5)
-    run.event("best_instruction", 3, id="i1", text=f"{PLAIN} Be brief.")
-    html = write_report(run.path).read_text()
-    chart = html[html.index("Weight of each instruction") :]
-    assert re.findall(r'<g class="([^"]*)"><title>(.*?)</title>', chart)[:3] == [
-        ("muted", "i0"), ("s1", "i2"), ("s0 strong", "i1"),
-    ]  # fmt: skip
 
 
 def result_of(run: Record) -> str:

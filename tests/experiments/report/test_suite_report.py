@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from cotune.experiments.compare.results import SuiteMethod, SuiteSummary
-from cotune.experiments.report.suite_report import Course, read_course, write_suite_report
+from cotune.experiments.report.charts import Point
+from cotune.experiments.report.suite_report import read_curves, write_suite_report
 from tests.experiments.report.pages import check, rows_of
 from tests.experiments.report.suite_pages import (
-    PLAIN,
     build_suite,
     method,
     spread,
@@ -49,7 +49,6 @@ def test_the_page_says_what_was_run_and_what_came_of_it(suite: Page) -> None:
         assert fact in head
     assert "no complete or comparable result" not in suite.words
     assert "95 % over seeds and questions, n" in suite.words
-    assert "difference is larger than seeds and questions can explain" in suite.words
     headings = [row[0] for row in suite.rows if len(row) == 1][:4]
     assert headings == ["Trained", "Prompt only", "Staged", "Ours"]
     assert suite.row("INSPO") == [
@@ -89,44 +88,20 @@ def test_gains_are_coloured_and_methods_without_a_sound_result_say_why(tmp_path:
     assert found.row("inspo unfinished")[2] == "90.0 –"
 
 
-def course_of(folder: Path, **runs: list[str]) -> Course:
+def curves_of(folder: Path, **runs: list[str]) -> list[list[Point]]:
     by_seed = {key.removeprefix("s"): names for key, names in runs.items()}
-    return read_course(folder, SuiteMethod(**method("m", "ours", None, runs=by_seed)), [])
+    return read_curves(folder, SuiteMethod(**method("m", "ours", None, runs=by_seed)), [])
 
 
-def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Path) -> None:
+def test_rollouts_count_training_and_verification_and_stages_are_laid_end_to_end(
+    tmp_path: Path,
+) -> None:
     stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
-    (line,) = course_of(tmp_path, s0=["a"]).lines
-    assert [x for x, _ in line] == [*(96 * step for step in range(1, 8)), 8 * 96 + 48]
-
-
-def test_stages_and_the_instructions_in_force_are_laid_end_to_end(tmp_path: Path) -> None:
-    search = stage(tmp_path / "prompt", 4, (0.2, 0.5))
-    for name, text in (("i0", PLAIN), ("i1", f"{PLAIN} Be brief."), ("i2", "Search.")):
-        search.event("instruction_born", 1, id=name, text=text, parent=None, origin="", born=0)
-    # One that leads for a single step is left out.
-    for step, leader in enumerate(("i2", "i0", "i1", "i1"), 1):
-        members = [
-            {"id": n, "probability": 0.8 if n == leader else 0.1, "weight": 0.5}
-            for n in ("i0", "i1", "i2")
-        ]
-        search.event("population", step, members=members)
-    stage(tmp_path / "train", 8, (0.5, 0.9), instruction=f"{PLAIN} Be brief.")
-    course = course_of(tmp_path, s0=["prompt", "train"])
-    assert [change[:3] for change in course.changes] == [
-        (0, "i0", "prompt, "), (3 * 96, "i1", "prompt, "), (4 * 96, "i0", "train, "),
-    ]  # fmt: skip
-    (line,) = course.lines
-    assert [line[i][0] for i in (0, 4, 11)] == [96, 5 * 96, 12 * 96]
-    assert course.texts() == [
-        ("prompt, i0, from rollout 0", PLAIN, ""),
-        ("prompt, i1, from rollout 288", f"{PLAIN} Be brief.", PLAIN),
-        ("train, i0, from rollout 384", f"{PLAIN} Be brief.", f"{PLAIN} Be brief."),
-    ]
-    told = method("m", "ours", 0.9, runs={"0": ["prompt", "train"]})
-    found = Page(tmp_path, summary(method("search-r1", "trained", 0.5), told))
-    assert re.findall(r'class="guide" .*?<text[^>]*>([^<]*)<', found.html) == ["i1", "i0"]
-    assert "<mark>Be brief.</mark>" in found.html
+    stage(tmp_path / "b", 2, (0.5, 0.9))
+    (curve,) = curves_of(tmp_path, s0=["a", "b"])
+    paid = 8 * 96 + 48
+    steps = [96 * step for step in range(1, 8)]
+    assert [x for x, _ in curve] == [*steps, paid, paid + 96, paid + 2 * 96]
 
 
 def test_charts_show_each_method_against_the_baseline_on_one_scale(suite: Page) -> None:
@@ -134,7 +109,6 @@ def test_charts_show_each_method_against_the_baseline_on_one_scale(suite: Page) 
     titles = [re.search("<title>(.*?)</title>", panel)[1] for panel in panels]  # pyright: ignore
     assert titles == ["Search-R1", "Prompt, then GRPO", "INSPO"]
     assert [panel.count('<g class="muted">') for panel in panels] == [0, 2, 2]
-    assert [panel.count('class="guide"') for panel in panels] == [0, 1, 0]
     assert all("100\u2009%</text>" in panel for panel in panels)
 
 
@@ -171,6 +145,5 @@ def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
     found = Page(tmp_path, summary(only, seeds=[3]))
     assert len(found.row("inspo")) == 5
     assert "95 % over questions, one seed, n" in found.words
-    assert "It says nothing about other seeds, whose scores may lie outside." in found.words
-    assert "larger than the choice of questions can explain" in found.words
+    assert "other seeds may lie outside" in found.words
     assert "seeds and questions" not in found.words

@@ -32,7 +32,6 @@ class Series:
     """CSS class of its colour: "s0" … "s7", "muted"."""
     raw: Sequence[Point] = ()
     """Drawn faintly behind, such as the values that `points` averages."""
-    strong: bool = False
 
     @property
     def dots(self) -> Sequence[Point]:
@@ -86,9 +85,6 @@ class Chart:
         """Return points as SVG's list of coordinates."""
         return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
 
-    def x_text(self, value: float) -> str:
-        return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
-
     def y_text(self, value: float) -> str:
         return f"{value * 100:g}\u2009%" if self.share else f"{value:g}"
 
@@ -118,14 +114,14 @@ def thin(points: Sequence[Point]) -> list[Point]:
     return [point for i, point in enumerate(points) if (len(points) - 1 - i) % apart == 0]
 
 
-def average(name: str, points: Sequence[Point], style: str) -> tuple[Series, int]:
-    """Return a line, a long one as its moving average; and the number of values averaged, 0 for none."""
+def average(name: str, points: Sequence[Point], style: str) -> Series:
+    """Return a line, a long one as its moving average."""
     if len(points) < _SMOOTHED_FROM:
-        return Series(name, points, style), 0
+        return Series(name, points, style)
     window = max(5, round(len(points) / 20))
     recent = (points[max(0, i + 1 - window) : i + 1] for i in range(len(points)))
     means = [(part[-1][0], math.fsum(y for _, y in part) / len(part)) for part in recent]
-    return Series(name, thin(means), style, raw=thin(points)), window
+    return Series(name, thin(means), style, raw=thin(points))
 
 
 def curves_chart(
@@ -136,13 +132,9 @@ def curves_chart(
     guides: Sequence[tuple[float, str]] = (),
 ) -> Chart | None:
     """Draw named curves over the steps, long ones averaged; None if no curve has a point."""
-    series: list[Series] = []
-    window = 0
-    for i, (name, points) in enumerate(curves):
-        line, values = average(name, points, style(i))
-        series.append(line)
-        window = max(window, values)
-    note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
+    series = [average(name, points, style(i)) for i, (name, points) in enumerate(curves)]
+    averaged = any(line.raw for line in series)
+    note = "Faint: each step. Line: moving average." if averaged else ""
     return line_chart(title, series, share=share, note=note, guides=guides)
 
 
@@ -187,7 +179,7 @@ def line_chart(
         x_ticks=x_ticks if x_high < 1 else whole,
         y_ticks=ticks(min(0.0, *ys), y_high),
         guides=guides,
-        series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),
+        series=sorted(series, key=lambda s: s.style != "muted"),
         legend=coloured if len(coloured) > 1 else [],
         note=note,
     )

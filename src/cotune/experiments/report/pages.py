@@ -14,18 +14,10 @@ from markupsafe import Markup
 
 from cotune.run.json_files import Row, write_atomic
 from cotune.utils.tables import count, number, percent
+from cotune.utils.text import printable
 
-# Characters that a browser would not show or that would reorder the page: C0 and C1 controls and
-# marks of writing direction. A line feed and a tab stay.
-_PICTURES = {
-    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
-    0x7F: 0x2421,
-    **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
-}
-
-
-# A sentence ends at . ! or ? before white space (not after a list's number) or at a line's end.
-_SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re.DOTALL)
+# A sentence, with the white space behind it, ends at . ! or ? (not after a list's number) or at a line's end.
+_SENTENCE = re.compile(r".+?(?:(?<!\d)[.!?]+[\"')\]]*\s+|\n\s*|\Z)", re.DOTALL)
 Segment = tuple[str, str]
 """("same" | "new" | "gone", text)."""
 
@@ -53,27 +45,21 @@ def label(value: object) -> str:
 def sentence_diff(parent: str, child: str) -> list[Segment]:
     """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
 
-    The "same" and "new" segments joined are `child` without trailing white space. Nothing is marked if the parent
-    is empty.
+    The "same" and "new" segments joined are `child`. Nothing is marked if the parent is empty.
     """
     if not parent.strip():
-        return [("same", child.rstrip())]
-    old = _SENTENCE.findall(parent.rstrip())
-    new = _SENTENCE.findall(child.rstrip())
+        return [("same", child)]
+    old = _SENTENCE.findall(parent)
+    new = _SENTENCE.findall(child)
     matcher = difflib.SequenceMatcher(
         None, [s.strip() for s in old], [s.strip() for s in new], autojunk=False
     )
     segments: list[Segment] = []
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        text = "".join(new[j1:j2])
-        if tag in ("replace", "delete"):
+        if tag != "equal":
             segments.append(("gone", "".join(old[i1:i2])))
-        if tag == "equal":
-            segments.append(("same", text))
-        elif tag != "delete":
-            space = len(text) - len(text.lstrip())
-            segments += [("same", text[:space]), ("new", text[space:])]
-    return segments
+        segments.append(("same" if tag == "equal" else "new", "".join(new[j1:j2])))
+    return [segment for segment in segments if segment[1]]
 
 
 def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
@@ -84,13 +70,14 @@ def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
 def write_page(folder: Path, template: str, content: Mapping[str, object]) -> Path:
     """Render a template of this package into a folder's report.html.
 
-    Everything is escaped and an unknown name is an error. Control characters become pictures (␀, ␛).
+    Everything is escaped and an unknown name is an error. Control characters and marks of writing direction are
+    left out.
     """
     # The style sheet is part of the package, not written by a model.
     css = Markup(files(__package__ or __name__).joinpath("report.css").read_text(encoding="utf-8"))
     html = environment().get_template(template).render(style=css, **content)
     path = folder / "report.html"
-    write_atomic(path, html.translate(_PICTURES).encode(errors="replace"))
+    write_atomic(path, printable(html))
     return path
 
 

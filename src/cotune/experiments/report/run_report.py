@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,25 +13,22 @@ from rich.text import Text
 
 from cotune.experiments.evaluate.quadrants import quadrant_table, read_quadrants
 from cotune.experiments.report.charts import (
-    WIDE,
+    COLOURS,
     Chart,
     Point,
     Series,
     curves_chart,
     line_chart,
     style,
-    thin,
-)  # fmt: skip
+)
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.run.best import InstructionRow, instruction_rows, read_best
-from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event, truncation_notice
+from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
 from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
-from cotune.utils.text import command_on, one_line
-
-_log = logging.getLogger("cotune")
+from cotune.utils.text import command_on
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,14 @@ class RecordedRun:
         return [event for event in self.events if event["kind"] == kind]
 
     def values(self, key: str) -> list[Point]:
+        """Return (step, value) of a metric."""
         return values(self.metrics, key)
+
+    @property
+    def course(self) -> list[Row]:
+        """The evaluations under the best instruction of their time, each at the step that the policy was trained to."""
+        rows = [row for row in self.of_kind("evaluated") if row["when"] in _COURSE]
+        return [{**row, "step": row["trained"]} for row in rows]
 
     @property
     def steps(self) -> int:
@@ -111,15 +114,14 @@ def values(rows: Iterable[Row], key: str) -> list[Point]:
     return sorted((float(step), float(value)) for step, value in by_step.items())
 
 
-# Evaluations that do not use the best instruction of their time, or not the best policy.
-_OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
+_COURSE = ("before", "during", "after")
 _EVALUATIONS = {
     "before": "before training, initial instruction",
     "plain": "trained, initial instruction",
     "after": "trained, best instruction",
 }
-_MOST_REJECTED = 100  # texts of rejected proposals that the page shows, so that it stays small
 _CURVES = {
+    "Response length in tokens": "response_tokens_mean",
     "Prompt length in tokens": "prompt_tokens_mean",
     "Share of groups without advantage": "zero_advantage_share",
     "Share of rollouts that were truncated": TRUNCATED_SHARE,
@@ -139,14 +141,11 @@ def write_report(folder: Path) -> Path:
     """
     run = RecordedRun(folder)
     evaluated, evaluated_from = some_evaluated(run.folder)
-    by_script = "library" in run.config
     hints = hints_of(run)
     content: dict[str, Any] = {
         "title": run.name,
-        "resume": "" if by_script else command_on(folder, "resume"),
-        "measure_quadrants": "" if by_script else command_on(folder, "evaluate", "--quadrants"),
+        "resume": "" if "library" in run.config else command_on(folder, "resume"),
         "run": run,
-        "refresh": not run.finished,
         "facts": _facts(run),
         "verdict": _verdict(run),
         "tables": [*map(quadrant_table, filter(None, [run.quadrants])), *results(run)],
@@ -162,26 +161,9 @@ def write_report(folder: Path) -> Path:
         "evaluated": evaluated,
         "evaluated_from": evaluated_from,
         "most_turns": MOST_TURNS,
-        "most_rejected": _MOST_REJECTED,
         "notices": _notices(run),
     }
     return write_page(folder, "run.html.j2", content)
-
-
-class ReportListener:
-    """Writes the report anew at each checkpoint, so that the page in a browser follows the training."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
-        if kind == "saved":
-            try:
-                write_report(self._folder)
-            except Exception as error:  # noqa: BLE001  no page is worth a training, whose end writes it again
-                _log.warning("report.html is not up to date: %s", one_line(str(error))[:200])
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
@@ -208,26 +190,18 @@ def _verdict(run: RecordedRun) -> str:
     measure = f"Held-out {run.measure}"
     before = run.evaluations.get("before")
     after = run.evaluations.get("after")
-    if after is None:
-        for event in reversed(run.of_kind("evaluated")):
-            if event.get("em") is None or event.get("when") in (*_OTHER_PROMPTS, "contender"):
-                continue
-            step = f"at step {event.get('trained', event['step'])}"
-            when = "before training" if event.get("when") == "before" else step
-            return f"{measure} was {score(event['em'])} {when}."
-        return "No held-out result yet."
-    if before is None:
-        return f"{measure} is {score(after.score.em)}."
-    if after.score.em == before.score.em:
-        return f"{measure} stayed at {score(after.score.em)}."
-    values = f"from {score(before.score.em)} to {score(after.score.em)}"
-    ends = after.gain_interval(before)
-    if ends is None:
-        return f"{measure} went {values}."
-    if ends[0] <= 0 <= ends[1]:
+    if before is not None and after is not None:
+        ends = after.gain_interval(before)
+        unclear = ends is not None and ends[0] <= 0 <= ends[1]
         n = count(after.score.n)
-        return f"{measure} went {values}; {n} questions cannot tell this from no change."
-    return f"{measure} {'rose' if ends[0] > 0 else 'fell'} {values}."
+        doubt = f"; {n} questions cannot tell this from no change" if unclear else ""
+        return f"{measure} went from {score(before.score.em)} to {score(after.score.em)}{doubt}."
+    scored = [row for row in run.course if row.get("em") is not None]
+    if not scored:
+        return "No held-out result yet."
+    step = scored[-1]["step"]
+    when = f"at step {step}" if step else "before training"
+    return f"{measure} was {score(scored[-1]['em'])} {when}."
 
 
 def results(run: RecordedRun) -> list[Table]:
@@ -318,27 +292,26 @@ def _notices(run: RecordedRun) -> list[str]:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
             lines.append(f"step {event['step']}: {text}")
-    truncated = ((row["step"], truncation_notice(row)) for row in run.metrics)
-    return lines + [f"step {step}: {text}" for step, text in truncated if text][:1]
+    return lines
 
 
 def training_charts(run: RecordedRun) -> list[Chart]:
     """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
-    reward = [(run.name, run.values("reward_mean"))]
-    lengths = [("written by the policy", run.values("response_tokens_mean"))]
-    observed = run.values("completion_tokens_mean")
-    if any(y > tokens * 1.05 for (_, y), (_, tokens) in zip(observed, lengths[0][1], strict=False)):
-        lengths.append(("with observations", observed))
+    names = {key for row in run.metrics for key in row if key.startswith("actions/")}
+    # In one turn there is nothing to choose.
+    chosen = sorted(names) if names - {"actions/answer", "actions/invalid"} else []
     charts = (
         curves_chart(
             "Training reward per step",
-            reward,
+            [(run.name, run.values("reward_mean"))],
             share=run.scores.shares,
             guides=leaders(run.events),
         ),
         _held_out_chart(run),
-        curves_chart("Turns per rollout, by action", _actions(run)),
-        curves_chart("Response length in tokens", lengths),
+        curves_chart(
+            "Turns per rollout, by action",
+            [(name.removeprefix("actions/"), run.values(name)) for name in chosen[:COLOURS]],
+        ),
     )
     return [chart for chart in charts if chart] + _charts(run, _CURVES)
 
@@ -353,38 +326,15 @@ def _charts(run: RecordedRun, curves: Mapping[str, str]) -> list[Chart]:
 
 
 def _held_out_chart(run: RecordedRun) -> Chart | None:
-    """Draw held-out scores over training, one series per split, under the best instruction of the time.
-
-    At the end, validation chooses between contenders, so the best score of a step counts.
-    """
+    """Draw held-out scores over training, one series per split."""
     by_split: dict[str, list[Row]] = {}
-    for event in run.of_kind("evaluated"):
-        if event.get("when") not in _OTHER_PROMPTS:
-            row = {**event, "step": event.get("trained", event["step"])}
-            by_split.setdefault(str(event.get("split", "")), []).append(row)
-    for rows in by_split.values():
-        rows.sort(key=lambda row: row.get("em") or 0.0)
+    for row in run.course:
+        by_split.setdefault(row["split"], []).append(row)
     curves = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
     if not any(x > 0 for _, points in curves for x, _ in points):
         return None  # nothing was trained: before and after would coincide
     series = [Series(split, points, style(i)) for i, (split, points) in enumerate(curves)]
     return line_chart(f"Held-out {run.measure}", series, share=run.scores.shares)
-
-
-def _actions(run: RecordedRun) -> list[tuple[str, list[Point]]]:
-    """Return how often a rollout takes each action of a tool, those taken most first, and unusable turns."""
-    prefix = "actions/"
-    rows = [row for row in run.metrics if any(key.startswith(prefix) for key in row)]
-    names = {key for row in rows for key in row if key.startswith(prefix)} - {f"{prefix}answer"}
-    # 0 at steps that took other actions only
-    curves = {
-        name.removeprefix(prefix): values([{name: 0.0, **row} for row in rows], name)
-        for name in sorted(names)
-    }
-    unusable = curves.pop("invalid", [])
-    frequent = sorted(curves, key=lambda kind: -sum(y for _, y in curves[kind]))[:7]
-    lines = [(kind, curves[kind]) for kind in frequent]
-    return [*lines, ("unusable turns", unusable)] if lines else []
 
 
 # ---- its instructions
@@ -435,42 +385,10 @@ def population(run: RecordedRun) -> dict[str, Any] | None:
     if len(run.instructions) < 2 and not rejected and not failed:
         return None
     return {
-        "chart": _weights_chart(run),
         "members": family(run.instructions),
-        "texts": {row.id: row.text for row in run.instructions},
         "rejected": rejected,
         "failed": failed,
     }
-
-
-def weights(events: Iterable[Row]) -> dict[str, list[Point]]:
-    """Return (step, weight) of each instruction at the steps from which its weight is known."""
-    curves: dict[str, list[Point]] = {}
-    for event in events:
-        for member in event["members"] if event["kind"] == "population" else ():
-            weight = member["weight"]
-            # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
-            if weight is not None and (member["observed_rollouts"] or weight):
-                curves.setdefault(member["id"], []).append((event["step"], weight))
-    return curves
-
-
-def _weights_chart(run: RecordedRun) -> Chart | None:
-    """Draw each instruction's weight over its life: survivors and the best in colour, others in grey."""
-    curves = weights(run.events)
-    # The best policy can be of a step before its instruction was pruned.
-    coloured = [row for row in run.instructions if row.pruned is None or row.best]
-    coloured = [row for row in coloured if row.id in curves]
-    coloured.sort(key=lambda row: -curves[row.id][-1][1])
-    colours = {row.id: style(i) for i, row in enumerate(coloured)}
-    best = {row.id for row in coloured if row.best}
-    pruned = [name for name in curves if name not in colours]
-    series = [
-        Series(name, thin(curves[name]), colours.get(name, "muted"), strong=name in best)
-        for name in (*pruned, *colours)
-    ]
-    note = "Thick: the best. Grey: others that were pruned."
-    return line_chart("Weight of each instruction", series, note=note, size=WIDE)
 
 
 # ---- P²O's hints
@@ -491,7 +409,7 @@ _HARD = {
 
 
 def hints_of(run: RecordedRun) -> dict[str, Any] | None:
-    """Read the charts and phases of a run's hints; None if it mined no hard questions."""
+    """Read the hard questions and the phases of a run's hints; None if it mined no hard questions."""
     phases = hint_phases(run.events)
     if not run.of_kind("hard_samples") and not phases:
         return None
@@ -499,17 +417,10 @@ def hints_of(run: RecordedRun) -> dict[str, Any] | None:
     counts = [
         Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
     ]
-    groups = [
-        (name, run.values(f"zero_advantage_share_{key}"))
-        for name, key in (("with hints", "hinted"), ("without", "plain"))
-    ]
-    masked = [("masked", run.values("p2o/ratio_masked_share"))]
-    charts = (
-        line_chart("Hard questions by epoch", counts, x_label="epoch"),
-        curves_chart("Groups without advantage, at steps with hints", groups, share=True),
-        curves_chart("Share of masked tokens of hinted rollouts", masked, share=True),
-    )
-    return {"charts": [chart for chart in charts if chart], "phases": phases}
+    return {
+        "chart": line_chart("Hard questions by epoch", counts, x_label="epoch"),
+        "phases": phases,
+    }
 
 
 def hint_phases(events: Iterable[Row]) -> list[dict[str, list[Row]]]:
@@ -535,17 +446,14 @@ _EVALUATED_BEST = 3  # of these
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one question in one training step.
-
-    Attributes:
-        rollouts: as stored, lowest rewards first, MOST_COLUMNS of them at most; the rewards are of all.
-        hinted: number of rollouts that were sampled under a hint.
-    """
+    """The rollouts of one question in one training step, as stored, lowest rewards first."""
 
     step: int
-    rollouts: list[Row]
-    rewards: list[float]
-    hinted: int
+    rollouts: Sequence[Row]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [_reward(row) for row in self.rollouts]
 
     @property
     def mixed(self) -> bool:
@@ -557,37 +465,30 @@ class Group:
         return math.fsum(self.rewards) / len(self.rewards)
 
     @property
+    def columns(self) -> Sequence[Row]:
+        """The rollouts that a page shows: of many, those with the lowest rewards and with the highest."""
+        half = MOST_COLUMNS // 2
+        if len(self.rollouts) <= MOST_COLUMNS:
+            return self.rollouts
+        return [*self.rollouts[:half], *self.rollouts[-half:]]
+
+    @property
     def instructions(self) -> list[str]:
         """The texts that its rollouts were sampled under, without hints."""
         return list(dict.fromkeys(row["sampled"]["instruction"] for row in self.rollouts))
 
 
 def some_groups(run: RunDir) -> list[Group]:
-    """Choose groups of the last stored training step and of the first: mixed rewards first, then a failed one."""
+    """Choose groups of the last stored training step and of the first, those with mixed rewards before others."""
     steps = [step for step, purpose in run.trajectory_files() if purpose == "train"]
     chosen: list[Group] = []
     for step in dict.fromkeys((*steps[-1:], *steps[:1])):
-        groups = sorted(_groups(step, run.read_trajectories(step, "train")), key=_interest)
-        failed = [group for group in groups[MOST_GROUPS - 1 :] if group.rewards[-1] <= 0]
-        chosen += groups[: MOST_GROUPS - 1] + (failed or groups[MOST_GROUPS - 1 :])[:1]
+        by_group: dict[int, list[Row]] = {}
+        for row in sorted(run.read_trajectories(step, "train"), key=_reward):
+            by_group.setdefault(row["group"], []).append(row)
+        groups = [Group(step, by_group[number]) for number in sorted(by_group)]
+        chosen += sorted(groups, key=lambda group: not group.mixed)[:MOST_GROUPS]
     return chosen
-
-
-def _groups(step: int, rows: Sequence[Row]) -> Iterator[Group]:
-    by_group: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=_reward):
-        by_group.setdefault(row["group"], []).append(row)
-    half = MOST_COLUMNS // 2
-    for group in by_group.values():
-        columns = group if len(group) <= MOST_COLUMNS else [*group[:half], *group[-half:]]
-        hinted = sum(bool(row["sampled"]["hint"]) for row in group)
-        yield Group(step, columns, [_reward(row) for row in group], hinted)
-
-
-def _interest(group: Group) -> tuple[bool, bool, float]:
-    """Sort groups: mixed ones first, of these hinted ones, of these the most even."""
-    middle = (group.rewards[0] + group.rewards[-1]) / 2
-    return not group.mixed, not group.hinted, abs(group.mean - middle)
 
 
 def _reward(row: Row) -> float:

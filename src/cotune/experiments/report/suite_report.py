@@ -1,7 +1,7 @@
 """A suite's report: methods × seeds on one page, in one HTML file without scripts."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,34 +9,8 @@ from cotune.errors import ConfigError
 from cotune.experiments.compare.results import GROUPS, SuiteMethod, SuiteSummary, suite_tables
 from cotune.experiments.report.charts import Chart, Point, average, line_chart
 from cotune.experiments.report.pages import moment, write_page
-from cotune.experiments.report.run_report import leaders
 from cotune.run.run_dir import RunDir
 from cotune.utils.tables import NONE, count, duration, money
-
-_MOST_TEXTS = 6  # instructions of a method that the page shows
-
-
-@dataclass
-class Course:
-    """A method's course over the policy rollouts that it paid.
-
-    Attributes:
-        lines: (policy rollouts, training reward) of each seed, its stages laid end to end.
-        changes: of the first seed, where a stage begins or another instruction leads: policy rollouts, the
-            instruction's id, its stage, its text.
-    """
-
-    lines: list[list[Point]]
-    changes: list[tuple[float, str, str, str]]
-
-    def texts(self) -> list[tuple[str, str, str]]:
-        """Return (from where, text, the text before) of the instructions in force, the first and the last ones."""
-        before = ["", *(text for *_, text in self.changes)]
-        texts = [
-            (f"{stage}{name}, from rollout {count(rollouts)}", text, previous)
-            for (rollouts, name, stage, text), previous in zip(self.changes, before, strict=False)
-        ]
-        return texts if len(texts) <= _MOST_TEXTS else [texts[0], *texts[1 - _MOST_TEXTS :]]
 
 
 def write_suite_report(folder: Path, suite: SuiteSummary) -> Path:
@@ -45,7 +19,7 @@ def write_suite_report(folder: Path, suite: SuiteSummary) -> Path:
     The page names runs that are missing or broken.
     """
     missing: list[str] = []
-    courses = {method.name: read_course(folder, method, missing) for method in suite.methods}
+    curves = {method.name: read_curves(folder, method, missing) for method in suite.methods}
     content = {
         "title": suite.name,
         "suite": suite,
@@ -54,7 +28,7 @@ def write_suite_report(folder: Path, suite: SuiteSummary) -> Path:
         "verdict": suite.verdict,
         "complaints": [method.complaint for method in suite.methods if method.complaint],
         "tables": suite_tables(suite),
-        "panels": list(_panels(folder, suite, courses)),
+        "panels": list(_panels(folder, suite, curves)),
         "missing": missing,
     }
     return write_page(folder, "suite.html.j2", content)
@@ -86,12 +60,14 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value not in ("", NONE)]
 
 
-def read_course(folder: Path, method: SuiteMethod, missing: list[str]) -> Course:
-    """Read a method's run folders; what cannot be read is added to `missing`, one line each."""
-    course = Course([], [])
+def read_curves(folder: Path, method: SuiteMethod, missing: list[str]) -> list[list[Point]]:
+    """Return (policy rollouts paid, training reward) of each seed of a method, its stages laid end to end.
+
+    Runs that cannot be read are added to `missing`, one line each.
+    """
+    curves: list[list[Point]] = []
     for names in method.runs.values():
-        line: list[Point] = []
-        changes: list[tuple[float, str, str, str]] = []
+        curve: list[Point] = []
         begin = 0
         for name in names:
             try:
@@ -100,56 +76,40 @@ def read_course(folder: Path, method: SuiteMethod, missing: list[str]) -> Course
                 costs = [
                     row for row in run.read_costs() if row.committed and row.kind != "evaluate"
                 ]
-                texts = {row["id"]: row["text"] for row in run.read_instructions()}
-                # Without instructions that are born, it never changes.
-                texts = texts or {"i0": (run.read_summary() or {}).get("best_instruction") or ""}
-                initial = next(iter(texts))
-                later = [each for each in leaders(run.read_events()) if each[1] != initial]
             except ConfigError as error:
                 missing.append(str(error))
                 break  # later stages would be at the wrong x
-            paid = {
-                step: begin + sum(row.rollouts for row in costs if row.step <= step)
-                for step in (*rewards, *(step for step, _ in later))
-            }
-            line += [(float(paid[step]), y) for step, y in rewards.items() if y is not None]
-            stage = f"{name.rpartition('/')[2]}, " if len(names) > 1 else ""
-            changes += [
-                (float(paid[step] if step else begin), label, stage, texts.get(label, ""))
-                for step, label in ((0, initial), *later)
-            ]
+            for step, reward in rewards.items():
+                if reward is not None:
+                    paid = begin + sum(row.rollouts for row in costs if row.step <= step)
+                    curve.append((float(paid), reward))
             begin += sum(row.rollouts for row in costs)
-        if line:
-            course.lines.append(line)
-        course.changes = course.changes or changes
-    return course
+        if curve:
+            curves.append(curve)
+    return curves
 
 
 def _panels(
-    folder: Path, suite: SuiteSummary, courses: Mapping[str, Course]
-) -> Iterator[tuple[Chart, list[tuple[str, str, str]], list[tuple[str, str]]]]:
+    folder: Path, suite: SuiteSummary, curves: Mapping[str, Sequence[Sequence[Point]]]
+) -> Iterator[tuple[Chart, list[tuple[str, str]]]]:
     """Yield the training reward of each method, with the baseline's in grey, all on the same scales.
 
-    With it come the instructions in force, and (name, relative link) of the method's runs that have a report.
+    With it come (name, relative link) of the method's runs that have a report.
     """
-    points = [p for course in courses.values() for line in course.lines for p in line]
-    longest = max((x for x, _ in points), default=1.0)
+    points = [point for of_method in curves.values() for curve in of_method for point in curve]
     baseline = suite.baseline_method
     for method in suite.ordered:
-        course = courses[method.name]
         css = GROUPS[method.group][1]
-        series = [average(method.label, line, css)[0] for line in course.lines]
+        series = [average(method.label, curve, css) for curve in curves[method.name]]
         if series and method.name != suite.baseline:
-            lines = courses[baseline.name].lines
-            grey = [average(baseline.label, line, "muted")[0] for line in lines]
+            grey = [average(baseline.label, curve, "muted") for curve in curves[baseline.name]]
             series = [*(replace(line, raw=()) for line in grey), *series]
         chart = line_chart(
             method.label,
             series,
             x_label="policy rollouts",
             share=suite.shares,
-            guides=[(rollouts, name) for rollouts, name, _, _ in course.changes if rollouts],
-            x_range=(0.0, longest or 1.0),
+            x_range=(0.0, max((x for x, _ in points), default=1.0)),
             y_top=max((y for _, y in points), default=0.0),
         )
         links = [
@@ -159,4 +119,4 @@ def _panels(
             if (folder / name / "report.html").is_file()
         ]
         if chart is not None:
-            yield chart, course.texts(), links
+            yield chart, links
