@@ -311,7 +311,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no output": ("train run.yaml --set output=null", ["output: expected a path; got None"]),
     "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
     "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),
-    "a suite for a run file": ("train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
     "a run file for a run": ("resume run.yaml", ["run.yaml is not a run folder: it is a file"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),

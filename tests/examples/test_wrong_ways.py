@@ -68,7 +68,7 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "blank instruction": ({"options": {"instruction": " "}}, ["instruction"]),
     "no LLM": ({"options": {"llm": None}}, ["INSPO: llm is missing", 'INSPO(llm="gpt-4.1")', "OpenAIOptions(model=…"]),
     "no key": ({"options": {"llm": OPENAI}}, ["NO_SUCH_KEY"]),
-    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["max_completion_length is 1020 and leaves 4 tokens", "lower it"]),
+    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["limits.prompt_tokens is 4", "lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length)"]),
     "prompt longer than its limit": ({"trainer": {"limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=100)}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
     "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment(FEW)}}, ["environment and train_dataset are both given"]),

@@ -91,8 +91,6 @@ def check_prompts(
     *,
     strategy: str,
     context_tokens: int | None = None,
-    leave_out: str = "of the data",
-    max_completion_length: int | None = None,
 ) -> None:
     """Raise ConfigError if prompts cannot be put to the policy whole.
 
@@ -103,8 +101,6 @@ def check_prompts(
     Args:
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
-        leave_out: how to leave questions out, for the message.
-        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the limit was set.
     """
     if spelled := [token for token in getattr(codec, "control_tokens", ()) if token in instruction]:
         raise ConfigError(
@@ -128,23 +124,17 @@ def check_prompts(
     tokens, needed, task = max(lengths, key=lambda length: length[1], default=(0, 0, None))
     if task is None or needed <= limit:
         return
-    evolves = method_of(strategy).evolves
-    half = ", half of which is left for what evolves" if evolves else ""
-    too_little = f"limits.prompt_tokens is {limit}"
-    if max_completion_length is not None:
-        too_little = (
-            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
-            "policy's context for the prompt"
+    half = ", half of which is left for what evolves" if method_of(strategy).evolves else ""
+    within = ""
+    if room is not None and needed > room:
+        within = (
+            f" and lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length), as the policy's "
+            f"context holds {context_tokens}"
         )
-        fix = "lower it"
-    elif room is not None and needed > room:
-        fix = f"lower limits.trajectory_tokens, as the policy's context holds {context_tokens}"
-    else:
-        fix = f"raise it to {needed}"
     raise ConfigError(
-        f"{too_little}{half}, but the prompt of task {task.id} has {tokens} "
-        f"tokens; expected at least {needed}: {fix}, shorten the instruction, or leave long questions out "
-        f"{leave_out}"
+        f"limits.prompt_tokens is {limit}{half}, but the prompt of task {task.id} has {tokens} tokens; expected at "
+        f"least {needed}: raise it to {needed}{within}, shorten the instruction, or leave long questions out "
+        "(dataset.drop_too_long: true)"
     )
 
 

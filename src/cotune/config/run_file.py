@@ -1,6 +1,5 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
@@ -34,7 +33,7 @@ from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import import_from, registered
 from cotune.utils.packages import ENGINES
-from cotune.utils.text import flat, has_secret, hide_secrets, printable, texts_in
+from cotune.utils.text import flat, has_secret, hide_secrets, printable
 from cotune.utils.validation import Model, TextOrFields, describe
 
 if TYPE_CHECKING:
@@ -367,11 +366,6 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
     path = Path(path)
     import_from((Path.cwd(), path.parent))  # files named in the run file may be there
     raw = read_fields(path, "a run file", "output: and strategy:")
-    if "methods" in raw and "strategy" not in raw:
-        raise ConfigError(
-            f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
-            f"suite with cotune compare {path}"
-        )
     if "library" in raw:
         raise ConfigError(
             f"{path}: is what a script has recorded; expected a run file; in the script, trainer.plan() and "
@@ -397,16 +391,9 @@ def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
 
 
-_UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
-
-
 def check_values(raw: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for a key, a password in a URL, or what cannot be written to a file."""
+    """Raise ConfigError for a key, or a password in a URL."""
     for name, value in flat(raw).items():
-        if any(map(_UNWRITABLE.search, texts_in([name, value]))):
-            raise ConfigError(
-                f"{source}: {printable(name)}: holds a NUL character or half of a surrogate pair; remove it"
-            )
         if has_secret(str(value)) and not name.startswith("instruction"):
             field = printable(hide_secrets(name, guess=True))
             raise ConfigError(

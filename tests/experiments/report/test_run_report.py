@@ -113,7 +113,7 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
     assert "run report" in page.words
     assert "Held-out exact match went from 21.0_% to 62.0_%." in page.words
     assert "trained, best instruction 62.0_% 56–67 82.0_% 73–88" in page.words
-    assert page.tags.count("svg") == 3 + 3  # training, more curves
+    assert page.tags.count("svg") == 4
     assert "Not finished" not in page.words
     for text in (
         "Critique of i3. It searched the whole question.",
@@ -241,7 +241,7 @@ def record_hints(run: Record, evil: Callable[[], str]) -> None:
 def test_no_text_of_a_model_becomes_markup_or_template(
     record_texts: Callable[[Record, Callable[[], str]], None], tmp_path: Path
 ) -> None:
-    run = Record.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
+    run = Record.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": {"path": EVIL}})
     places = iter(range(1000))
 
     def evil() -> str:

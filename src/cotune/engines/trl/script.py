@@ -287,10 +287,7 @@ def check_script(
     Returns:
         The limits of an episode.
     """
-    max_completion_length: int | None = None
-    if limits is None:
-        limits = limits_of(args, environment, context)
-        max_completion_length = limits.trajectory_tokens
+    limits = limits or limits_of(args, environment, context)
     kind = method.options.kind
     instruction = initial_instruction(method.instruction, environment)
     check_instruction(environment, instruction, kind)
@@ -307,14 +304,7 @@ def check_script(
     check_columns(rewards, environment, splits)
     check_template(environment, codec, instruction)
     check_prompts(
-        environment,
-        codec,
-        instruction,
-        limits,
-        splits,
-        strategy=kind,
-        context_tokens=context,
-        max_completion_length=max_completion_length,
+        environment, codec, instruction, limits, splits, strategy=kind, context_tokens=context
     )
     return limits
 

@@ -34,14 +34,6 @@ def cut(text: object, characters: int = 2000) -> str:
     return f"{content[:characters]} … {count(more)} more characters" if more > 0 else content
 
 
-def label(value: object) -> str:
-    """Return a short name for a part of a run file: a plain value, or a section's own name."""
-    if isinstance(value, Mapping):
-        names = ("kind", "type", "name", "path", "id")
-        return next((str(value[name]) for name in names if value.get(name)), "")
-    return "" if value is None else str(value)
-
-
 def sentence_diff(parent: str, child: str) -> list[Segment]:
     """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
 

@@ -21,7 +21,7 @@ from cotune.experiments.report.charts import (
     line_chart,
     style,
 )
-from cotune.experiments.report.pages import label, moment, write_page
+from cotune.experiments.report.pages import moment, write_page
 from cotune.run.best import InstructionRow, instruction_rows, read_best
 from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event
 from cotune.run.json_files import Row
@@ -125,11 +125,7 @@ _CURVES = {
     "Prompt length in tokens": "prompt_tokens_mean",
     "Share of groups without advantage": "zero_advantage_share",
     "Share of rollouts that were truncated": TRUNCATED_SHARE,
-}
-_MORE_CURVES = {
-    "Loss": "loss",
     "Entropy of the policy (nats per token)": "entropy",
-    "Gradient norm": "grad_norm",
 }
 
 
@@ -153,7 +149,6 @@ def write_report(folder: Path) -> Path:
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
         "charts": training_charts(run),
-        "more": _charts(run, _MORE_CURVES),
         # A run evolves instructions or hints; with hints, the failed proposals are theirs.
         "population": None if hints else population(run),
         "hints": hints,
@@ -170,18 +165,18 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """Return what the header says was run: method, model, seed, length and time."""
     times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", label(run.config.get("strategy"))),
-        ("Environment", label(run.config.get("environment"))),
-        ("Model", label(run.config.get("policy"))),
-        ("Proposer", label(run.summary.get("llm"))),
-        ("Seed", label(run.config.get("seed"))),
+        ("Method", run.config.get("strategy", {}).get("kind")),
+        ("Environment", run.config.get("environment", {}).get("kind")),
+        ("Model", run.config.get("policy", {}).get("path")),
+        ("Proposer", run.summary.get("llm")),
+        ("Seed", run.config.get("seed")),
         ("Steps", str(run.steps or "")),
         (
             "When",
             f"{moment(min(times))}, over {duration(max(times) - min(times))}" if times else "",
         ),
     ]
-    return [(name, value) for name, value in facts if value]
+    return [(name, str(value)) for name, value in facts if value not in (None, "")]
 
 
 def _verdict(run: RecordedRun) -> str:
@@ -300,7 +295,7 @@ def training_charts(run: RecordedRun) -> list[Chart]:
     names = {key for row in run.metrics for key in row if key.startswith("actions/")}
     # In one turn there is nothing to choose.
     chosen = sorted(names) if names - {"actions/answer", "actions/invalid"} else []
-    charts = (
+    charts = [
         curves_chart(
             "Training reward per step",
             [(run.name, run.values("reward_mean"))],
@@ -312,16 +307,11 @@ def training_charts(run: RecordedRun) -> list[Chart]:
             "Turns per rollout, by action",
             [(name.removeprefix("actions/"), run.values(name)) for name in chosen[:COLOURS]],
         ),
-    )
-    return [chart for chart in charts if chart] + _charts(run, _CURVES)
-
-
-def _charts(run: RecordedRun, curves: Mapping[str, str]) -> list[Chart]:
-    """Draw the metrics that were recorded, by title and name."""
-    charts = (
+    ]
+    charts += [
         curves_chart(title, [(run.name, run.values(key))], share=title.startswith("Share"))
-        for title, key in curves.items()
-    )
+        for title, key in _CURVES.items()
+    ]
     return [chart for chart in charts if chart]
 
 
