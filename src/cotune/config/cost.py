@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.run_file import RIVALS, EvaluationConfig, RulesConfig, RunConfig
+from cotune.config.run_file import RIVALS, EvaluationConfig, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.base import DESCRIPTION_CHARS
 from cotune.llm.client import OpenAIOptions
-from cotune.llm.own import BankOptions
 from cotune.methods.method import MethodOptions, RunShape
 from cotune.methods.registry import method_of
 from cotune.types import Limits
@@ -106,19 +105,13 @@ def show_plan(planned: Plan, name: str, limits: Limits, llm: Any, console: Conso
 
 
 def _price_text(llm: object, planned: Plan) -> str:
-    if llm is not None and not isinstance(llm, OpenAIOptions | BankOptions | RulesConfig):
-        return ", at the cost of your own llm, which cotune does not know"
+    """Return what calls of an endpoint cost at most; "" for texts, rules and an LLM of the user's own."""
     if not isinstance(llm, OpenAIOptions) or planned.price is None:
-        return ", free of charge"
+        return ""
     if not llm.price(1, 1):
-        return (
-            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
-            "llm.price_per_million_completion_tokens unless its calls are free"
-        )
+        return ", at unknown cost: llm.price_per_million_prompt_tokens is not set"
     text = f", at most {planned.price:.2f} at the prices of llm, without retries"
-    if llm.budget is not None:
-        text += f"; stopped at the budget of {llm.budget:.2f}"
-    return text
+    return text if llm.budget is None else f"{text}; stopped at the budget of {llm.budget:.2f}"
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:

@@ -467,9 +467,6 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> N
     }
     if outcome.hinted:
         arm |= _figures("em_with_hint", outcome.hinted)
-    if best.observed_rollouts is not None:
-        arm["best_instruction_observed_rollouts"] = best.observed_rollouts
-        arm["too_close_to_call"] = best.too_close_to_call
     run.write_summary(
         {
             "name": run_settings["name"],

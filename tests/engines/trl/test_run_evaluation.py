@@ -124,10 +124,6 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
     assert (outcome.kept.instruction_id, outcome.steps) == (chosen, 2)
     summary, arm = summary_of(run, outcome)
-    assert (arm["too_close_to_call"], arm["best_instruction_observed_rollouts"]) == (
-        close,
-        3 * size,
-    )
     assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(chosen[1])]
 
 
@@ -166,7 +162,6 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     _, arm = summary_of(run, outcome)
     assert (arm["kept"], arm["best_instruction"]) == (said, TEXTS[0])
     assert arm["best_step"] == 1
-    assert (arm["best_instruction_observed_rollouts"], arm["too_close_to_call"]) == (6, False)
     run.folder.event("instruction_born", 0, id="i0", text=TEXTS[0], origin="initial", born=0)
     run.folder.event("instruction_born", 0, id="i1", text=TEXTS[1], origin="rewrite", born=0)
     page = write_report(run.folder.path).read_text(encoding="utf-8")

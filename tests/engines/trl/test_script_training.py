@@ -212,7 +212,7 @@ def test_a_plan_and_a_try_before_training_change_nothing(
     rollouts = training.trainer.try_rollouts(2)
     assert not training.trainer.run_folder.exists()
     output = capsys.readouterr().out
-    assert "at the cost of your own llm" in output
+    assert "proposer: " in output
     assert "2 rollouts: mean reward" in output
     assert [t.task.id for t in rollouts] == [t.id for t in Even().tasks("train")[:2]]
     training.trainer.train()

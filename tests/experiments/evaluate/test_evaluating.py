@@ -175,11 +175,10 @@ def test_tables(small: RunConfig, run_command: Command) -> None:
     )
 
 
-def test_an_unfinished_run_is_told(tmp_path: Path, evaluate: Evaluate) -> None:
+def test_an_unfinished_run_is_told(tmp_path: Path, run_command: Command) -> None:
     config = finished(tmp_path / "run", short(), BETTER)
     (tmp_path / "run" / "summary.json").unlink()
-    (result,) = evaluate(config, "--limit", 1)["sets"]
-    assert result["notices"][0].startswith("The run is not finished")
+    assert "The run is not finished" in run_command("evaluate", config.output, "--limit", 1).out
 
 
 REFUSED: dict[str, tuple[Sequence[str], str]] = {

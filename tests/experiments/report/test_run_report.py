@@ -225,8 +225,6 @@ def record_instructions(run: Record, evil: Callable[[], str]) -> None:
 
 
 def record_hints(run: Record, evil: Callable[[], str]) -> None:
-    run.event("hard_samples", 2, epoch=1, seen=4, hard=4, newly_hard=4, graduated=0,
-              solved_by_hint=0)  # fmt: skip
     run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
     run.event("hint_accepted", 2, text=evil(), parent="", mean_dev_score=0.5)
     run.event("hint_accepted", 2, text=f"Kept. {EVIL}", parent=evil(), mean_dev_score=0.5)

@@ -21,7 +21,6 @@ from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, MEAN_REWARD, measure_of, score_values
 from cotune.types import Assignment, Prompt, Trajectory
 from cotune.utils.tables import Cell, Scores, Table, on_console
-from cotune.utils.text import one_line
 
 OpenPolicy = Callable[..., Coordinator]
 """`run_policy`, or another engine's `Engine.open_policy`."""
@@ -29,7 +28,6 @@ OpenPolicy = Callable[..., Coordinator]
 PASSES_AT = 1.0
 """The lowest value at which a sample counts as right in pass@k."""
 _ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
-_UNFINISHED = "The run is not finished: these are figures of the best policy so far."
 
 
 # ---- a policy's scores
@@ -190,18 +188,23 @@ class SetResult:
     n: int
     samples: int
     figures: Sequence[Figure]
-    notices: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate_run`; as JSON, what `cotune evaluate --json` prints. `created` is Unix time."""
+    """The result of `evaluate_run`; as JSON, what `cotune evaluate --json` prints.
+
+    Attributes:
+        finished: whether the run is; if not, these are figures of the best policy so far.
+        created: Unix time.
+    """
 
     name: str
     strategy: str
     policy: str
     seed: int
     temperature: float
+    finished: bool
     columns: Sequence[Column]
     sets: Sequence[SetResult]
     created: float = field(default_factory=lambda: round(time.time(), 3))
@@ -252,6 +255,7 @@ def evaluate_run(
         policy=config.policy.path,
         seed=config.seed,
         temperature=options.temperature or config.training.temperature,
+        finished=run.read_summary() is not None,
         columns=columns,
         sets=[
             SetResult(
@@ -261,7 +265,6 @@ def evaluate_run(
                 n=len(questions.tasks),
                 samples=options.samples,
                 figures=_figures_on(policy, columns, questions, options.samples),
-                notices=[_UNFINISHED] * (run.read_summary() is None),
             )
             for questions in sets
         ],
@@ -335,8 +338,8 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
                 f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
             )
         console.print(basis, markup=False, highlight=False, soft_wrap=True)
-        for notice in map(one_line, result.notices):
-            console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if not evaluation.finished:
+        console.print("The run is not finished: these are figures of the best policy so far.")
 
 
 def _rows(result: SetResult, columns: Sequence[Column]) -> Iterator[list[Cell]]:

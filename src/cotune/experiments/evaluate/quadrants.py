@@ -93,16 +93,6 @@ class Quadrants:
     of: str = ""
     created: float = field(default_factory=time.time)
 
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The prompts that differ."""
-        return PROMPTS if self.best != self.initial else PROMPTS[:1]
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """The weights that differ."""
-        return WEIGHTS if self.trained else WEIGHTS[:1]
-
     def score(self, quadrant: str, decoding: str) -> Estimate:
         """Return the mean reward of a quadrant."""
         score = score_values(self.rewards[quadrant][decoding], self.strata, self.measure)
@@ -194,41 +184,43 @@ def relative(folder: Path, run: Path) -> str:
 
 def quadrant_table(quadrants: Quadrants) -> Table:
     """Return the scores of each decoding, with the gains at their margins, and the divergence."""
-    prompts = quadrants.prompts
-    two_prompts = len(prompts) > 1
-    same = "" if two_prompts else "The best instruction is the initial one. "
+    same = (
+        "" if quadrants.best != quadrants.initial else "The best instruction is the initial one. "
+    )
     frozen = "" if quadrants.trained else "The weights were not trained. "
     notes = (
         f"{same}{frozen}{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
         f"rollout{'s' * (quadrants.samples != 1)} of each at temperature {quadrants.temperature:g}; "
         "95 % intervals over questions, one seed."
     )
-    head = [f"Held-out {quadrants.measure}", *map(_HEADINGS.get, prompts), *["gain"] * two_prompts]
+    head = [f"Held-out {quadrants.measure}", *(_HEADINGS[prompt] for prompt in PROMPTS), "gain"]
     rows: list[list[Cell]] = []
     form = Scores(quadrants.measure == EXACT_MATCH)
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
         rows.append([Cell(heading)])
-        for weights in quadrants.weights:
-            means = [quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts]
-            row = [form.cell(estimate.mean, estimate.interval) for estimate in means]
-            names = [f"prompt_{weights}"] * two_prompts
-            gains = _gain_cells(quadrants, names, decoding)
-            rows.append([Cell(_HEADINGS[weights]), *row, *gains])
-        if quadrants.trained:
-            names = [f"weights_{prompt}" for prompt in prompts] + ["both"] * two_prompts
-            rows.append([Cell("gain"), *_gain_cells(quadrants, names, decoding)])
+        for weights in WEIGHTS:
+            scores = [quadrants.score(f"{weights}_{prompt}", decoding) for prompt in PROMPTS]
+            cells = [form.cell(score.mean, score.interval) for score in scores]
+            rows.append(
+                [
+                    Cell(_HEADINGS[weights]),
+                    *cells,
+                    _gain_cell(quadrants, f"prompt_{weights}", decoding),
+                ]
+            )
+        names = ("weights_plain", "weights_prompted", "both")
+        rows.append([Cell("gain"), *(_gain_cell(quadrants, name, decoding) for name in names)])
     if quadrants.divergences:
-        divergences = map(quadrants.divergence, prompts)
+        divergences = [quadrants.divergence(prompt) for prompt in PROMPTS]
         cells = [divergence_cell(kl.mean, kl.interval) for kl in divergences]
         rows.append([Cell("KL to initial")])
-        rows.append([Cell("nats per token"), *cells, *[Cell("")] * two_prompts])
-    return Table([Cell(str(text)) for text in head], rows, notes)
+        rows.append([Cell("nats per token"), *cells, Cell("")])
+    return Table([Cell(text) for text in head], rows, notes)
 
 
-def _gain_cells(quadrants: Quadrants, names: Sequence[str], decoding: str) -> list[Cell]:
-    form = Scores(quadrants.measure == EXACT_MATCH)
-    gains = [quadrants.gain(name, decoding) for name in names]
-    return [form.cell(gain.mean, gain.interval, change=True) for gain in gains]
+def _gain_cell(quadrants: Quadrants, name: str, decoding: str) -> Cell:
+    gain = quadrants.gain(name, decoding)
+    return Scores(quadrants.measure == EXACT_MATCH).cell(gain.mean, gain.interval, change=True)
 
 
 def divergence_cell(mean: float, interval: tuple[float, float] | None) -> Cell:

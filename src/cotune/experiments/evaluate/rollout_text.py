@@ -18,39 +18,27 @@ INSTRUCTION = "bold magenta"
 OWN = "green"
 OBSERVED = "blue"
 """Styles of the parts of a rollout."""
-_LEGEND = (
-    f"colours: [{PROMPT}]prompt[/], [{INSTRUCTION}]instruction[/], [{OWN}]written by the policy, trained on[/], "
-    f"[{OBSERVED}]observed, masked[/]"
-)
 
 
 def show_rollouts(trajectories: Sequence[Trajectory], codec: Codec, console: Console) -> None:
     """Print rollouts with their outcomes, and what they have in common."""
-    if console.color_system is not None:
-        console.print(_LEGEND)
     for number, trajectory in enumerate(trajectories, 1):
         console.print(Rule(Text(f"{number}: {trajectory.task.id}"), align="left"))
-        labelled = console.color_system is None
-        console.print(rollout_text(trajectory, codec, labelled), soft_wrap=True)
+        console.print(rollout_text(trajectory, codec), soft_wrap=True)
         for line in outcome_lines(trajectory):
             console.print(line, markup=False, highlight=False)
     _show_summary(trajectories, console)
 
 
-def rollout_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -> Text:
-    """Return a rollout's whole text, control tokens included: its instruction marked, then coloured by the mask.
-
-    Args:
-        labelled: whether to label each run of tokens with its author, for output without colours.
-    """
+def rollout_text(trajectory: Trajectory, codec: Codec) -> Text:
+    """Return a rollout's whole text, control tokens included: its instruction marked, then labelled by the mask."""
     text = Text(printable(codec.decode(trajectory.sampled_prompt_ids)), style=PROMPT)
     instruction = printable(trajectory.assignment.sampled.instruction).strip()
     if instruction:
         text.highlight_words([instruction], style=INSTRUCTION)
     tokens = zip(trajectory.completion_ids, trajectory.mask, strict=True)
     for by_policy, run in groupby(tokens, key=lambda token: token[1]):
-        if labelled:
-            text.append("\n[policy] " if by_policy else "\n[masked] ")
+        text.append("\n[policy] " if by_policy else "\n[masked] ")
         written = codec.decode([token for token, _ in run])
         text.append(printable(written), style=OWN if by_policy else OBSERVED)
     return text
@@ -93,10 +81,3 @@ def _show_summary(trajectories: Sequence[Trajectory], console: Console) -> None:
     )
     if notice := truncation_notice(truncation_metrics(trajectories)):
         console.print(notice, style="yellow", highlight=False)
-    rewards = {t.reward for t in trajectories}
-    if count > 1 and len(rewards) == 1:
-        console.print(
-            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
-            "try more rollouts, or look at the reward function.",
-            highlight=False,
-        )

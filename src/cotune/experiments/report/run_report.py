@@ -126,6 +126,7 @@ _CURVES = {
     "Share of groups without advantage": "zero_advantage_share",
     "Share of rollouts that were truncated": TRUNCATED_SHARE,
     "Entropy of the policy (nats per token)": "entropy",
+    "Hard questions": "p2o/hard",
 }
 
 
@@ -137,7 +138,7 @@ def write_report(folder: Path) -> Path:
     """
     run = RecordedRun(folder)
     evaluated, evaluated_from = some_evaluated(run.folder)
-    hints = hints_of(run)
+    hints = hint_phases(run.events)
     content: dict[str, Any] = {
         "title": run.name,
         "resume": "" if "library" in run.config else command_on(folder, "resume"),
@@ -390,27 +391,6 @@ _PHASE_KINDS = (
     "proposal_failed",
     "hint_phase_ended",
 )
-_HARD = {
-    "hard": "hard",
-    "newly_hard": "newly hard",
-    "graduated": "graduated",
-    "solved_by_hint": "graduated under hints",
-}
-
-
-def hints_of(run: RecordedRun) -> dict[str, Any] | None:
-    """Read the hard questions and the phases of a run's hints; None if it mined no hard questions."""
-    phases = hint_phases(run.events)
-    if not run.of_kind("hard_samples") and not phases:
-        return None
-    hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
-    counts = [
-        Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
-    ]
-    return {
-        "chart": line_chart("Hard questions by epoch", counts, x_label="epoch"),
-        "phases": phases,
-    }
 
 
 def hint_phases(events: Iterable[Row]) -> list[dict[str, list[Row]]]:
