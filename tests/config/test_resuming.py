@@ -71,35 +71,40 @@ SPENT = {"arms": {"inspo": {"ended_early": "training.rollout_budget is spent"}}}
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "changes", "summary", "assignment", "goes_on"),
+    ("checkpoints", "changes", "summary", "best", "assignment", "goes_on"),
     [
-        ([1], BUDGET, {}, None, False),
-        ([1], BUDGET, {}, "training.steps=3", False),
-        ([1], BUDGET, {}, "evaluation.every=1", False),
-        ([1], BUDGET, {}, "training.rollout_budget=10", False),
-        ([1], BUDGET, {}, "training.steps=4", True),
-        ([1], BUDGET, {}, "training.rollout_budget=13", True),
-        ([1], BUDGET, {}, "training.rollout_budget=null", True),
+        ([1], BUDGET, {}, True, None, False),
+        ([1], BUDGET, {}, True, "training.steps=3", False),
+        ([1], BUDGET, {}, True, "evaluation.every=1", False),
+        ([1], BUDGET, {}, True, "training.rollout_budget=10", False),
+        ([1], BUDGET, {}, True, "training.steps=4", True),
+        ([1], BUDGET, {}, True, "training.rollout_budget=13", True),
+        ([1], BUDGET, {}, True, "training.rollout_budget=null", True),
         # Where the budget is spent, steps are not what the run lacks.
-        ([1], BUDGET, SPENT, "training.steps=9", False),
-        ([1], BUDGET, SPENT, "training.rollout_budget=20", True),
+        ([1], BUDGET, SPENT, True, "training.steps=9", False),
+        ([1], BUDGET, SPENT, True, "training.rollout_budget=20", True),
         # More steps were asked for by a resume that stopped before it began.
-        ([1], {}, {"asked_steps": 2, "rollout_budget": None}, None, True),
-        # Without a checkpoint nothing begins anew.
-        ([], {}, {}, None, False),
-        ([], {"training": {"save_every": 0}}, {}, "training.steps=9", False),
+        ([1], {}, {"asked_steps": 2, "rollout_budget": None}, True, None, True),
+        # A best policy that is lost is written again; without a checkpoint nothing begins anew.
+        ([3], {}, {}, False, None, True),
+        ([], {}, {}, False, None, False),
+        ([], {"training": {"save_every": 0}}, {}, True, "training.steps=9", False),
     ],
 )
 def test_a_finished_run_needs_more_to_do(
     checkpoints: list[int],
     changes: dict[str, Any],
     summary: dict[str, Any],
+    best: bool,
     assignment: str | None,
     goes_on: bool,
     tmp_path: Path,
 ) -> None:
     folder = Folder(tmp_path / "out", *checkpoints, **changes)
     folder.run.write_summary({"name": "tiny", **summary})
+    if best:
+        folder.run.best_path.mkdir()
+        (folder.run.best_path / "best.json").write_text("{}")
     assignments = [assignment] if assignment else []
     if goes_on:
         assert (folder.resume(*assignments) == folder.config) == (assignment is None)

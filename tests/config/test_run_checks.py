@@ -11,7 +11,7 @@ from cotune.config.run_checks import (
     check_splits,
     without_too_long,
 )
-from cotune.environments.base import SingleTurnEnvironment
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.single_turn import MathEnvironment
 from cotune.errors import ConfigError
@@ -19,6 +19,7 @@ from cotune.methods.registry import method_of
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.qa import exact_match
 from cotune.types import Limits, Task
+from tests.helpers import raises_line
 
 
 class Words:
@@ -74,33 +75,6 @@ def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     check_instruction(plain, "Answer.", strategy)
 
 
-def test_texts_without_the_comma_of_a_tuple_are_refused() -> None:
-    class Forgot(SingleTurnEnvironment):
-        stop = "</answer>"  # type: ignore[assignment]
-
-    with pytest.raises(ConfigError, match=r"Forgot.stop is the text '</answer>'; .*with a comma"):
-        check_instruction(Forgot({}, "Answer."), "Answer.")
-
-
-def test_the_longest_prompt_must_fit() -> None:
-    # "do" + "Question:" + 8 words of the question + 1 of the template.
-    env, limits = environment("a b c d e f g h"), Limits(prompt_tokens=11)
-    check_prompts(env, Words(), "do", limits, ["train", "test"], strategy="static")
-    with pytest.raises(
-        ConfigError, match="prompt_tokens is 10, but the prompt of task long has 11"
-    ):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["train"], strategy="static")
-    check_prompts(env, Words(), "do", Limits(prompt_tokens=10), ["test"], strategy="static")
-
-
-def test_the_longest_prompt_need_not_have_the_most_bytes() -> None:
-    texts = {f"long {i}": "tree " * 8 for i in range(20)} | {"digits": "1 2 3 4 5 6 7 8 9"}
-    tasks = [Task(name, text, ("a",)) for name, text in texts.items()]
-    env = environment("Who?").with_tasks({"train": tasks})
-    with pytest.raises(ConfigError, match="the prompt of task digits has 12"):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=11), ["train"], strategy="static")
-
-
 def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
     some, none = [Task("a", "Who?", ("a",))], list[Task]()
     env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})
@@ -114,50 +88,43 @@ def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None
         check_splits(env.with_tasks({"train": some, "test": none}), validates=False)
 
 
-def test_half_of_the_prompt_is_left_for_what_evolves() -> None:
-    # Without an instruction the longest prompt has 10 tokens.
-    env = environment("a b c d e f g h")
-    check_prompts(env, Words(), "do", Limits(prompt_tokens=20), ["train"], strategy="inspo")
-    with pytest.raises(ConfigError, match=r"task long has 11 tokens; .* at least 20: raise"):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], strategy="inspo")
+TWENTY = [Task(f"long {i}", "tree " * 8, ("a",)) for i in range(20)]
+SHORT = [Task(f"s{i}", "a b c", ()) for i in range(20)]
+LONG = Task("long", "a", (), context=(("system", "b " * 30),))
 
 
-def test_a_mathematics_instruction_must_name_the_box() -> None:
-    env = MathEnvironment({})
-    check_instruction(env, "Put it in \\boxed{}.")
-    with pytest.raises(ConfigError, match=r"^instruction names no \\boxed; expected "):
-        check_instruction(env, SEARCH_R1_INSTRUCTION)
+@pytest.mark.parametrize(
+    ("env", "instruction", "strategy", "task", "tokens", "enough"),
+    [
+        # "do" + "Question:" + 8 words of the question + 1 of the template.
+        (environment("a b c d e f g h"), "do", "static", "long", 11, 11),
+        # Without an instruction it has 10; half is left for what evolves.
+        (environment("a b c d e f g h"), "do", "inspo", "long", 11, 20),
+        # 1 of the template, 2 of the instruction and 4 of the question, and as many for a hint.
+        (MathEnvironment({"train": [Task("t", "a b c d", ("1",))]}), "do it", "p2o", "t", 7, 14),
+        # The longest prompt need not have the most bytes.
+        (
+            environment("Who?").with_tasks({"train": [*TWENTY, Task("digits", "1 2 3 4 5 6 7 8 9", ())]}),
+            "do", "static", "digits", 12, 12,
+        ),
+        # What stands before a question makes its prompt long.
+        (SingleTurnEnvironment({"train": [*SHORT, LONG]}, "do"), "do", "static", "long", 33, 33),
+    ],
+)  # fmt: skip
+def test_the_longest_prompt_must_fit(
+    env: TaskEnvironment, instruction: str, strategy: str, task: str, tokens: int, enough: int
+) -> None:
+    def check(limit: int) -> None:
+        limits = Limits(prompt_tokens=limit)
+        check_prompts(env, Words(), instruction, limits, ["train"], strategy=strategy)
 
-
-def test_beside_hints_the_instruction_stays() -> None:
-    env = MathEnvironment({"train": [Task("t", "a b c d", ("1",))]})
-    # 1 of the template, 2 of the instruction and 4 of the question, and as many for a hint.
-    check_prompts(env, Words(), "do it", Limits(prompt_tokens=14), ["train"], strategy="p2o")
-    with pytest.raises(ConfigError, match=r"left for what evolves, but .* has 7 tokens; .* 14"):
-        check_prompts(env, Words(), "do it", Limits(prompt_tokens=13), ["train"], strategy="p2o")
-
-
-def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
-    short = [Task(f"s{i}", "a b c", ()) for i in range(20)]
-    long = Task("long", "a", (), context=(("system", "b " * 30),))
-    env = SingleTurnEnvironment({"train": [*short, long]}, "do")
-    with pytest.raises(ConfigError, match=r"task long has 33 tokens; .* 33: .* 33, shorten"):
-        check_prompts(env, Words(), "do", Limits(prompt_tokens=32), ["train"], strategy="static")
-
-
-def test_the_first_number_named_is_the_one_that_is_enough() -> None:
-    env = environment("a b c d e f g h")
-    for strategy in ("static", "inspo", "p2o", "gepa"):
-        with pytest.raises(ConfigError) as caught:
-            check_prompts(
-                env, Words(), "a b c", Limits(prompt_tokens=2), SPLITS[:1], strategy=strategy
-            )
-        found = re.search(r"expected at least (\d+): raise it to \1,", str(caught.value))
-        assert found is not None
-        enough, less = (Limits(prompt_tokens=int(found[1]) - i) for i in (0, 1))
-        check_prompts(env, Words(), "a b c", enough, SPLITS[:1], strategy=strategy)
-        with pytest.raises(ConfigError, match=r"leave long questions out "):
-            check_prompts(env, Words(), "a b c", less, SPLITS[:1], strategy=strategy)
+    check(enough)
+    half = ", half of which is left for what evolves" if strategy != "static" else ""
+    with raises_line(
+        f"limits.prompt_tokens is {enough - 1}{half}, but the prompt of task {task} has {tokens} tokens; "
+        f"expected at least {enough}: raise it to {enough}, shorten"
+    ):
+        check(enough - 1)
 
 
 def test_a_number_beyond_the_context_is_said_to_be() -> None:

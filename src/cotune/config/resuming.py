@@ -7,6 +7,7 @@ from pathlib import Path
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, parse_recorded
 from cotune.errors import ConfigError
+from cotune.run.best import FILE as BEST
 from cotune.run.checkpoints import trained_steps
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
@@ -62,7 +63,9 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
             f"{run.path}: training.steps is {config.training.steps}, but {trained} are trained; expected "
             "at least as many"
         )
-    summary = run.read_summary()
+    # Without its best policy a run is finished again, from its newest checkpoint.
+    lost = bool(trained) and not (run.best_path / BEST).is_file()
+    summary = None if lost else run.read_summary()
     if summary is not None and _nothing_left(was, config, summary, trained):
         raise ConfigError(
             f"{run.path}: this run is finished; see its report. With a checkpoint, --set training.steps=… or, if "

@@ -270,15 +270,6 @@ class RunConfig(Model):
         return output.expanduser()
 
     @model_validator(mode="after")
-    def _computes_in_one_type(self) -> "RunConfig":
-        if self.training.precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
-            raise ValueError(
-                f"training.precision is fp32, but policy.dtype is {self.policy.dtype}; expected policy.dtype "
-                "auto or float32, or precision auto"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":
         # A script's trainer has checked its parts itself.
         if not isinstance(self, ScriptRun):

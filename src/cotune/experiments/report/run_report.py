@@ -150,8 +150,10 @@ def write_report(folder: Path) -> Path:
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
         "charts": training_charts(run),
+        "family": family(run.instructions),
+        "rejected": run.of_kind("instruction_rejected"),
         # A run evolves instructions or hints; with hints, the failed proposals are theirs.
-        "population": None if hints else population(run),
+        "failed": [] if hints else run.of_kind("proposal_failed"),
         "hints": hints,
         "groups": some_groups(run.folder),
         "evaluated": evaluated,
@@ -369,19 +371,6 @@ def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, st
     return members
 
 
-def population(run: RecordedRun) -> dict[str, Any] | None:
-    """Read the history of a run's instructions; None if its instruction never changes."""
-    rejected = run.of_kind("instruction_rejected")
-    failed = run.of_kind("proposal_failed")
-    if len(run.instructions) < 2 and not rejected and not failed:
-        return None
-    return {
-        "members": family(run.instructions),
-        "rejected": rejected,
-        "failed": failed,
-    }
-
-
 # ---- P²O's hints
 
 _PHASE_KINDS = (
@@ -470,16 +459,12 @@ def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
     files = [file for file in run.trajectory_files() if file[1].startswith("evaluate")]
     if not files:
         return [], ""
-    rank = {"evaluate_after": 2, "evaluate_during": 1}
-    step, purpose = max(files, key=lambda file: (rank.get(file[1], 0), file))
+    step, purpose = max(files, key=lambda file: (file[1] == "evaluate_after", file))
     rows = sorted(run.read_trajectories(step, purpose), key=_reward)
     chosen = rows
     if len(rows) > _EVALUATED:
         chosen = rows[: _EVALUATED - _EVALUATED_BEST] + rows[-_EVALUATED_BEST:]
-    names = {"evaluate_before": "before training", "evaluate_after": "at the end"}
     # Recorded under the step that follows.
-    when = names.get(purpose, f"after step {step - 1}")
-    return (
-        chosen,
-        f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {when}, lowest rewards first.",
-    )
+    when = "at the end" if purpose == "evaluate_after" else f"after step {step - 1}"
+    which = f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {when}"
+    return chosen, f"{which}, lowest rewards first."
