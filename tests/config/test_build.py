@@ -8,12 +8,8 @@ import pytest
 from cotune.config.build import build_llm, describe_llm
 from cotune.config.run_file import RunConfig
 from cotune.errors import LLMError
-from cotune.methods.fst import Gepa
-from cotune.methods.inspo.inspo import Inspo
-from cotune.methods.p2o.p2o import P2O
-from cotune.methods.static import StaticStrategy
 from cotune.run.record import Record, identity_of
-from cotune.types import Progress, Prompt
+from cotune.types import Progress
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from tests.helpers import Events, make_trajectory, paraphrase_prompt
 from tests.methods.p2o.hint_fakes import Policy
@@ -33,25 +29,6 @@ class Words:
 
     def count(self, text: str) -> int:
         return len(text.split())
-
-
-@pytest.mark.parametrize(
-    ("kind", "made"),
-    [
-        ("static", StaticStrategy),
-        ("inspo", Inspo),
-        ("p2o", P2O),
-        ("gepa", Gepa),
-    ],
-)
-@pytest.mark.parametrize("tokens", [None, Words()])
-def test_each_kind_is_its_strategy(kind: str, made: type, tokens: Words | None) -> None:
-    environment = {"kind": "geo", "train": 4} if kind not in ("static", "p2o") else LADDER
-    run = config({"kind": kind}, environment=environment)
-    world = environment_of(run)
-    strategy = strategy_of(run, world, tokens)
-    assert type(strategy) is made
-    assert strategy.best_prompt() == Prompt(world.initial_instruction)
 
 
 def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:

@@ -66,6 +66,12 @@ def test_an_instruction_must_name_the_tags(instruction: str, missing: str) -> No
     assert missing in str(caught.value)
 
 
+def test_a_mathematics_instruction_must_name_the_box() -> None:
+    check_instruction(MathEnvironment({}), "Put it in \\boxed{}.")
+    with pytest.raises(ConfigError, match=r"^instruction names no \\boxed; expected "):
+        check_instruction(MathEnvironment({}), SEARCH_R1_INSTRUCTION)
+
+
 @pytest.mark.parametrize("strategy", ["inspo", "gepa"])
 def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     plain = SingleTurnEnvironment({}, "")

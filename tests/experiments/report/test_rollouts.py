@@ -98,7 +98,7 @@ def test_what_went_wrong_in_a_turn_is_said(run: Record) -> None:
 
 
 def test_a_page_stays_small(run: Record) -> None:
-    """Long contexts, many steps, many proposals: below 3 MB."""
+    """Long rollouts, many steps: below 3 MB."""
     turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
     rows_of_a_group = [rollout(float(i % 2), turns) for i in range(MOST_COLUMNS)]
     run.rollouts(1, "train", rows_of_a_group)
@@ -108,17 +108,11 @@ def test_a_page_stays_small(run: Record) -> None:
     for step, purpose in ((1, "train"), (5, "train"), (10, "train"), (10, "evaluate_after")):
         path = run.trajectories_path / f"{purpose}-{step:06d}.jsonl"
         path.write_text("\n".join([*lines, *more]) + "\n")
-    names = ("reward_mean", "loss", "entropy", "grad_norm", "zero_advantage_share", "prompt_tokens_mean",
-             "response_tokens_mean", "completion_tokens_mean", "actions/search", "actions/look")  # fmt: skip
     rows: list[Row] = [
-        {"time": 1.0, "attempt": 1, "step": s, **dict.fromkeys(names, s * 7919 % 997 / 997)}
+        {"time": 1.0, "attempt": 1, "step": s, "reward_mean": s * 7919 % 997 / 997}
         for s in range(1, 5001)
     ]
     run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for i in range(400):
-        run.event("instruction_rejected", i, text="Search again. " * 200, parent=None,
-                  origin="reflection", reason="not better")  # fmt: skip
     path = write_report(run.path)
     assert path.stat().st_size < 3_000_000
-    words = check(path).words
-    assert "Rejected proposals (400)" in words
+    check(path)
