@@ -7,7 +7,6 @@ import pytest
 
 from cotune.config.cost import plan_run, split_sizes
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.errors import ConfigError
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
@@ -63,24 +62,10 @@ def test_evolutions(steps: int, every: int, until: int, expected: int) -> None:
     assert method_of("inspo").cost(strategy, shape).phases == expected
 
 
-def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
-    rows = [f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(5)]
-    for name, count in (("train", 5), ("validation", 2), ("test", 4)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
-    names = {"path": "train", "validation": "validation", "test": "test"}
-    config = config_of(
-        # Not indexed: the corpus may be large.
-        environment={"kind": "search", "corpus": "nowhere.jsonl"},
-        dataset={field: str(tmp_path / f"{name}.jsonl") for field, name in names.items()},
-        llm={"kind": "openai", "model": "m"},
-    )
-    assert plan_run(config).rollouts["evaluate"] == 3 * 4
-
-
-def data(folder: Path, count: int, name: str = "data.jsonl") -> Path:
-    path = folder / name
+def data(folder: Path, count: int, name: str = "data") -> str:
+    path = folder / f"{name}.jsonl"
     path.write_text("".join(f'{{"question": "q{i}", "answer": {i}}}\n' for i in range(count)))
-    return path
+    return str(path)
 
 
 def own(environment: Any, **changes: Any) -> RunConfig:
@@ -88,25 +73,21 @@ def own(environment: Any, **changes: Any) -> RunConfig:
     return parse_config(raw | {"environment": environment}, "test")
 
 
-def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
-    dataset = {"path": str(data(tmp_path, 50)), "validation": 3, "test": 7}
-    single = own("single_turn", dataset=dataset, rewards=["exact_match"])
+def test_plan_counts_the_questions_of_data(tmp_path: Path) -> None:
+    dataset = {"path": data(tmp_path, 50), "validation": 3, "test": 7}
+    rewards = ["exact_match"]
+    single = own("single_turn", dataset=dataset, rewards=rewards)
     assert split_sizes(single) == {"train": 40, "validation": 3, "test": 7}
     assert plan_run(single).rollouts["evaluate"] == 2 * 7  # before and after
-    few = {"path": str(data(tmp_path, 6, "few.jsonl")), "validation": 0, "test": 1}
-    assert split_sizes(own("single_turn", dataset=few, rewards=["exact_match"])) == {
-        "train": 5, "validation": 0, "test": 1,
-    }  # fmt: skip
-    for split in ("validation", "test"):
-        with pytest.raises(
-            ConfigError, match=rf"dataset.{split} is -1; expected a number of questions"
-        ):
-            own("single_turn", dataset=few | {split: -1}, rewards=["exact_match"])
-    # Not built: what a function or a factory of one's own needs may be elsewhere.
-    tools = {"kind": "tools", "tools": ["nowhere:add"]}
-    assert split_sizes(own(tools, dataset=dataset, rewards=["exact_match"]))["test"] == 7
-    factory = {"kind": "trl", "factory": "nowhere:Game"}
-    assert split_sizes(own(factory, dataset=dataset))["train"] == 40
+    files = {split: data(tmp_path, n, split) for split, n in (("validation", 2), ("test", 4))}
+    # Not indexed, imported or built: what it needs may be large, or elsewhere.
+    for environment in (
+        {"kind": "search", "corpus": "nowhere.jsonl"},
+        {"kind": "tools", "tools": ["nowhere:add"]},
+        {"kind": "trl", "factory": "nowhere:Game"},
+    ):
+        config = own(environment, dataset={**dataset, **files}, rewards=rewards)
+        assert split_sizes(config) == {"train": 50, "validation": 2, "test": 4}
 
 
 def test_plan_counts_the_questions_of_an_environment_of_ones_own(tmp_path: Path) -> None:
@@ -123,14 +104,14 @@ class Mine(TaskEnvironment):
     (tmp_path / "mine.py").write_text(code)
     options = {"kind": "python", "object": f"{tmp_path / 'mine.py'}:Mine", "args": {"count": 4}}
     assert split_sizes(own(options)) == {"train": 4, "validation": 4, "test": 4}
+    dataset = {"path": data(tmp_path, 10)}
+    assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
     game = {
         "kind": "trl",
         "factory": "tests.environments.test_trl_factory:Counter",
         "validation": 3,
     }
     assert split_sizes(own(game)) == {"train": 1000, "validation": 3, "test": 200}
-    dataset = {"path": str(data(tmp_path, 10))}
-    assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
 
 
 def hint_phases(config: RunConfig, questions: int) -> int:

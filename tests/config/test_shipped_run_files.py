@@ -176,16 +176,9 @@ ARGS = "training.engine_args"
     ("name", "assignment", "processes", "expected"),
     [
         (INSPO_VERL, None, 1, VERL),
-        (
-            INSPO_VERL,
-            f"{ARGS}={{trainer: {{nnodes: 2}}, actor_rollout_ref.rollout: {{gpu_memory_utilization: 0.5}}}}",
-            1,
-            replace(BARE, gpus=16, shards=16),
-        ),
         (P2O, f"{ARGS}={{actor_rollout_ref.actor.fsdp_config.fsdp_size: 2}}", 1, replace(BARE, shards=2)),
         (P2O, f"{ARGS}={{trainer.nnodes: null}}", 1, BARE),
         (P2O, f"{ARGS}={{trainer.nnodes: 2}}", 1, replace(BARE, gpus=16, shards=16)),
-        (P2O, "policy.dtype=auto", 1, VERL),  # float32 unless told otherwise
         (P2O, "policy.dtype=bfloat16", 1, replace(VERL, dtype="bfloat16")),
         (P2O, f"{ARGS}={{actor_rollout_ref.actor.fsdp_config.model_dtype: bf16}}", 1, replace(BARE, dtype="bfloat16")),
         (INSPO_TRL, None, 8, Layout(8, shards=8, dtype="float32")),

@@ -19,11 +19,5 @@ def test_every_message_is_one_of_the_package(message: str) -> None:
 
 def test_the_likely_ones_are_there() -> None:
     assert len(set(MESSAGES)) == len(MESSAGES) >= 25
-    for word in (
-        "unknown field",
-        "dataset.columns",
-        "the prompt of task",
-        "evolves",
-        "is not set",
-    ):
+    for word in ("unknown field", "dataset.columns", "the prompt of task", "evolves", "is not set"):
         assert any(word in message for message in MESSAGES), word

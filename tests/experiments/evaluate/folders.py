@@ -1,6 +1,5 @@
 """Run folders whose best policy is a bundled one, and quadrants of four questions."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.experiments.evaluate.quadrants import Quadrants
 from cotune.policy.policy_files import policy_path
+from cotune.run.best import BestRecord
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.policy.tiny import small_policy
@@ -38,14 +38,9 @@ def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str 
     config = parse_config(tiny(folder, changes), "the test")
     run = Record.create(folder, dump_config(config))
     shutil.copytree(policy_path(config.policy.path), run.best_path)
-    chosen = {
-        "em": 0.5,
-        "step": 1,
-        "instruction_id": "i1",
-        "instruction": instruction,
-        "hint": hint,
-    }
-    (run.best_path / "best.json").write_text(json.dumps({"schema_version": 1, **chosen}))
+    BestRecord(em=0.5, step=1, instruction_id="i1", instruction=instruction, hint=hint).write(
+        run.best_path
+    )
     run.write_summary({})
     return config
 
@@ -59,15 +54,9 @@ def quadrants(**changes: Any) -> Quadrants:
         "trained_prompted": (1.0, 1.0, 1.0, 1.0),
     }
     given: dict[str, Any] = {
-        "split": "test",
-        "measure": "exact match",
-        "samples": 2,
-        "temperature": 1.0,
-        "initial": "Do.",
-        "best": "Do it.",
-        "trained": True,
-        "questions": ("a", "b", "c", "d"),
-        "strata": ("", "", "", ""),
+        "split": "test", "measure": "exact match", "samples": 2, "temperature": 1.0,
+        "initial": "Do.", "best": "Do it.", "trained": True,
+        "questions": ("a", "b", "c", "d"), "strata": ("", "", "", ""),
         "rewards": {
             name: {"greedy": values, "sampled": tuple(value / 2 for value in values)}
             for name, values in greedy.items()
@@ -76,5 +65,5 @@ def quadrants(**changes: Any) -> Quadrants:
             "plain": ((0.5, 1), (1.5, 1), (0.0, 1), (0.0, 1)),
             "prompted": ((1.0, 2), (2.0, 4), (0.5, 1), (0.5, 1)),
         },
-    }
+    }  # fmt: skip
     return Quadrants(**given | changes)

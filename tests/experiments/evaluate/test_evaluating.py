@@ -13,7 +13,7 @@ from cotune.config.run_file import RunConfig
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.single_turn import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluation import Figure, figures_of
+from cotune.experiments.evaluate.evaluation import figures_of
 from cotune.experiments.evaluate.questions import (
     EvaluationOptions,
     question_sets,
@@ -229,34 +229,18 @@ def test_a_split_without_questions_and_an_environment_that_takes_no_others(
 
 
 def test_intervals_count_questions_and_not_samples() -> None:
-    def interval(*values: float) -> tuple[float, float] | None:
-        return greedy("reward", values, [""] * len(values)).interval
-
-    assert interval(1.0, 0.0, 0.0) == wilson(1 / 3, 3)
-    # A deviation of √(0.5 / 4) over √5 questions; t of four degrees is 2.776445.
-    spread = 2.776445 * (0.125 / 5) ** 0.5
-    assert interval(0.0, 0.5, 0.5, 0.5, 1.0) == pytest.approx((0.5 - spread, 0.5 + spread))
-    assert interval(0.25, 0.75) == (0.0, 1.0)
-    assert interval(0.5) is None
-    low, high = interval(1.2, -0.4, 1.2, -0.4, 0.4) or (0, 0)
-    assert low < 0 < 1 < high
     (sampled,) = figures_of("best", "f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
     assert (sampled.n, sampled.interval) == (2, wilson(0.5, 2))
 
 
-def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figure:
-    (found,) = figures_of("best", metric, metric, {"greedy": [[value] for value in values]}, strata)
-    return found
-
-
 def test_figures_by_hand() -> None:
-    found = greedy("f1", [1.0, 0.5, 0.0], ["b", "a", "b"])
+    values = {"greedy": [[1.0], [0.5], [0.0]]}
+    (found,) = figures_of("best", "f1", "F1", values, ["b", "a", "b"])
     assert (found.mean, found.n) == (pytest.approx(0.5), 3)
     assert list(found.by_stratum.items()) == [
         ("a", {"mean": 0.5, "n": 1}),
         ("b", {"mean": 0.5, "n": 2}),
     ]
-    assert greedy("f1", [1.0], [""]).by_stratum == {}
 
     def means(metric: str, *samples: list[float]) -> dict[str, float]:
         strata = ["x", "y"][: len(samples)]

@@ -19,7 +19,6 @@ from cotune.experiments.evaluate.quadrants import (
     QUADRANTS,
     Quadrants,
     hash_of_best,
-    per_question,
     quadrant_table,
     quadrants_as_json,
     read_quadrants,
@@ -63,7 +62,6 @@ def test_a_divergence_is_a_mean_over_tokens() -> None:
     # Each question has 0.5 nats a token, so nothing is known of the spread.
     assert found.divergence("prompted").mean == pytest.approx(4.0 / 8)
     assert found.divergence("prompted").interval is None
-    assert per_question(((1.0, 1), (2.0, 5))) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_the_file_is_of_the_policy_that_it_was_measured_with(tmp_path: Path) -> None:

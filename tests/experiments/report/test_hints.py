@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cotune.errors import LLMError
 from cotune.experiments.report.run_report import hint_phases, write_report
 from cotune.run.record import Record
@@ -22,16 +20,10 @@ def mixed(n: int, prompt: str) -> str:
     return fresh_hint(n, ("columns", "conversion")[n % 2])
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Record:
-    """A run with a phase before step 5, some of whose calls failed."""
-    made = Record.create(tmp_path / "p2o", {"name": "arithmetic", "strategy": {"kind": "p2o"}})
-    evolve(Policy(), Author(mixed), lambda kind, /, **fields: made.event(kind, 5, **fields))
-    return made
-
-
-def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
-    """Two epochs; a phase with failures, then too few hard questions."""
+def test_the_page_tells_what_the_hints_went_through(tmp_path: Path) -> None:
+    """A phase with failures, then too few hard questions."""
+    run = Record.create(tmp_path / "p2o", {"name": "arithmetic", "strategy": {"kind": "p2o"}})
+    evolve(Policy(), Author(mixed), lambda kind, /, **fields: run.event(kind, 5, **fields))
     run.metrics(5, {"reward_mean": 0.5, "p2o/hard": 20})
     run.event("notice", 9, text="3 hard questions, hard_set_min_count is 4: no hints are evolved")
 

@@ -26,14 +26,11 @@ from cotune.utils.tables import Scores, count, duration, money, percent
 from tests.experiments.evaluate.folders import quadrants
 from tests.experiments.report.pages import check, rollout
 
-STRATA = ("1 hop", "2 hops", "3 hops")
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
 def evaluated(run: Record, step: int, em: float, when: str) -> None:
-    strata = {
-        s: [max(0.0, min(1.0, em + d)), 100] for s, d in zip(STRATA, (0.2, 0, -0.2), strict=True)
-    }
+    strata = {"1 hop": [min(1.0, em + 0.2), 100], "2 hops": [em, 100]}
     run.event("evaluated", step, split="validation", prompt="best", instruction_id="i0",
               em=em, by_stratum=strata, n=300, when=when, trained=step)  # fmt: skip
 
@@ -44,34 +41,29 @@ def born(run: Record, step: int, name: str, text: str, parent: str | None, **fie
               **{"origin": origin, "critique": "", **fields})  # fmt: skip
 
 
-def train(run: Record, steps: int, evolve: bool) -> None:
-    """Records what a run of `steps` steps would; the best of its instructions is i3, if they evolve."""
+def train(run: Record, steps: int) -> None:
+    """Records what a run of `steps` steps would; the best of its instructions is i3."""
     run.begin_attempt(None)
-    run.event("run_started", 0)
     born(run, 0, "i0", PLAIN, None)
-    evaluated(run, 0, 0.21, "before")
-    names = ["i0"]
-    for i in (1, 2, 3) if evolve else ():
+    for i in (1, 2, 3):
         born(run, 0, f"i{i}", f"{PLAIN} Remedy {i}.", "i0")
-        names.append(f"i{i}")
+    evaluated(run, 0, 0.21, "before")
     for step in range(1, steps + 1):
-        if evolve and step % 15 == 1 and step > 1:
-            evolution(run, step, f"i{len(names)}")
-            names.append(f"i{len(names)}")
+        if step % 20 == 0:
+            evolution(run, step, f"i{3 + step // 20}")
         run.event("population", step, members=[
-            {"id": name, "weight": 0.1, "probability": 0.1, "observed": 0.1 + 0.1 * (name == "i3"),
-             "observed_rollouts": 40 * step, "assigned_groups": 3}
-            for name in names
+            {"id": f"i{i}", "weight": 0.1, "observed": 0.1 + 0.1 * (i == 3), "observed_rollouts": 40 * step}
+            for i in range(4 + step // 20)
         ])  # fmt: skip
         run.step = step
         run.count("train", 200, 9000)
-        if evolve and step % 3 == 0:
+        if step % 3 == 0:
             run.count("verify", 60, 0)
-        run.metrics(step, {"reward_mean": step / steps, "loss": 0.1, "grad_norm": 0.5,
-                           "entropy": 1.2 - step / steps, "zero_advantage_share": 0.3})  # fmt: skip
+        run.metrics(
+            step, {"reward_mean": step / steps, "entropy": 1.2, "zero_advantage_share": 0.3}
+        )
         if step % 10 == 0:
             evaluated(run, step, 0.2 + 0.42 * step / steps, "during")
-            run.event("saved", step)
     run.rollouts(steps, "evaluate", [rollout(float(i % 2), group=i) for i in range(60)])
 
 
@@ -85,27 +77,24 @@ def evolution(run: Record, step: int, name: str) -> None:
               parent_score=0.41)  # fmt: skip
     run.event("proposal_failed", step, reason="no <instruction> in the reply")
     run.event("phase_failed", step, reason="LLMError: <503>", in_a_row=1)
-    run.event("evolution", step, parents=["i3"], rounds=1, proposed=4, verified=3, accepted=1,
-              population=5)  # fmt: skip
 
 
 CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "policy": {"path": "geo-1m"}, "seed": 3}
 
 
-def build(folder: Path) -> Record:
-    run = Record.create(folder, CONFIG)
-    train(run, 60, evolve=True)
+@pytest.fixture
+def run(tmp_path: Path) -> Record:
+    """A run that has just begun."""
+    return Record.create(tmp_path / "run", CONFIG)
+
+
+def test_the_page_covers_the_run(run: Record) -> None:
+    train(run, 60)
     evaluated(run, 60, 0.62, "after")
     run.count("evaluate", 1800, 0)
-    run.event("run_finished", 60)
     run.write_summary({"name": "geo", "llm": "offline rules"})
-    return run
-
-
-def test_the_page_covers_the_run(tmp_path: Path) -> None:
-    evolved = build(tmp_path / "demo")
-    path = write_report(evolved.path)
-    assert path == evolved.report_path
+    path = write_report(run.path)
+    assert path == run.report_path
     page = check(path)
     assert "run report" in page.words
     assert "Held-out exact match went from 21.0_% to 62.0_%." in page.words
@@ -130,14 +119,8 @@ def test_the_page_covers_the_run(tmp_path: Path) -> None:
     assert re.findall("<h2>(.*?)</h2>", html) == headings
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Record:
-    """A run that has just begun."""
-    return Record.create(tmp_path / "run", CONFIG)
-
-
 def test_a_killed_run_is_reported_as_far_as_it_came(run: Record) -> None:
-    train(run, 12, evolve=True)
+    train(run, 12)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 13, "rew')
     page = check(write_report(run.path))
@@ -178,7 +161,7 @@ def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(run: Record) -> None:
-    train(run, 6, evolve=False)
+    train(run, 6)
     run.write_summary({})
     run.cut_back(4)
     run.event("resumed", 4, from_step=4, changed={
@@ -202,8 +185,6 @@ def record_instructions(run: Record, evil: Callable[[], str]) -> None:
     run.event("instruction_rejected", 1, text=EVIL, parent=EVIL, origin=EVIL, reason=evil(),
               score=0.1, parent_score=0.2)  # fmt: skip
     run.event("proposal_failed", 1, reason=evil())
-    run.event("evolution", 1, parents=["i0"], rounds=1, proposed=4, verified=3, accepted=2,
-              population=5)  # fmt: skip
     run.event("population", 1, members=[
         {"id": EVIL, "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
     ])  # fmt: skip

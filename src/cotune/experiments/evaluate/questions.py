@@ -62,8 +62,8 @@ def question_sets(
 ) -> list[QuestionSet]:
     """Read and check the questions to evaluate on: a split of the run, files, and benchmarks.
 
-    Reward functions see the state of a trainer that has not begun. Raises ConfigError: questions cannot be read, a name
-    is given twice, or they do not fit the environment; or the retrieval server does not answer.
+    Reward functions see the state of a trainer that has not begun. Raises ConfigError: questions cannot be read, or they
+    do not fit the environment; or the retrieval server does not answer.
     """
     check_retriever(environment)
     sets: list[QuestionSet] = []
@@ -95,9 +95,6 @@ def question_sets(
             training = config.training
             state = TrainerState(max_steps=training.steps * training.optimizer_steps)
             questions.rewards.trainer_state = state
-    names = [questions.name for questions in sets]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{repeated[0]} is given twice; expected each set of questions once")
     return sets
 
 
