@@ -98,7 +98,7 @@ def test_the_offline_starter_trains_where_it_was_written(
     (arm,) = summary["arms"].values()
     assert (arm["llm_calls"], arm["steps"]) == (0, 2)
     card = (run.best_path / "README.md").read_text(encoding="utf-8")
-    assert "Proposals by a bank of written texts" in card
+    assert "Proposer: bank." in card
     assert "bank of written texts" in (run.path / "report.html").read_text(encoding="utf-8")
 
 

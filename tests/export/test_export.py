@@ -70,7 +70,7 @@ def test_the_export_is_all_that_best_holds(tmp_path: Path) -> None:
     del kept[".README.md.1.tmp"]
     assert copied == kept
     # Whole weights need no merging.
-    assert files(export(run.path, "merged", run.path / "merged")) == kept
+    assert files(export(run.path, True, run.path / "merged")) == kept
     assert {
         "README.md", "chat_template.jinja", "config.json", "generation_config.json", "instruction.txt",
         "model.safetensors", "serving.json", "tokenizer.json", "tokenizer_config.json",
@@ -122,10 +122,6 @@ def test_an_export_that_fails_leaves_nothing(
 
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
     run, _ = whole(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"trained all weights \(no policy.lora\); expected full$"
-    ):
-        export(run.path, "adapter")
     (run.path / "summary.json").unlink()
     with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
         export(run.path)
@@ -150,7 +146,7 @@ def test_an_adapter_is_exported_as_it_is_and_merged(tmp_path: Path) -> None:
     assert "vllm serve path/to/Some-Base" in card
     assert str(tmp_path) not in card
 
-    together = export(run.path, "merged", tmp_path / "merged")
+    together = export(run.path, True, tmp_path / "merged")
     assert not list(together.glob("adapter_*"))
     expected = logits(policy)
     found = AutoModelForCausalLM.from_pretrained(together).eval()
@@ -167,10 +163,6 @@ def test_an_adapter_is_exported_as_it_is_and_merged(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert (together / name).read_bytes() == (run.best_path / name).read_bytes()
     torch.testing.assert_close(logits(merged(policy)), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(
-        ConfigError, match=r"trained an adapter .policy.lora.; expected adapter or merged"
-    ):
-        export(run.path, "full", tmp_path / "full")
 
 
 def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
@@ -178,7 +170,7 @@ def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
     export(run.path, output=tmp_path / "first")
     Path(config.policy.path).rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match="there is no such folder"):
-        export(run.path, "merged", tmp_path / "merged")
+        export(run.path, True, tmp_path / "merged")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "moved"}
 
 

@@ -330,17 +330,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-@_command(_RESULTS, "export runs/my-agent --format merged")
+@_command(_RESULTS, "export runs/my-agent --merge")
 def export(
     run_folder: RunFolder,
-    format: Annotated[
-        Literal["full", "adapter", "merged"] | None,
-        typer.Option(
-            metavar="full|adapter|merged",
-            help="full; for a run with policy.lora also adapter, or merged into its base. Default: the format of "
-            "best/.",
-        ),
-    ] = None,
+    merge: Annotated[
+        bool, _flag("--merge", "Merge the adapter of a run with policy.lora into its base.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
     ] = None,
@@ -355,7 +350,7 @@ def export(
     check_trusted(run_folder, trust)
     quiet_libraries(open_trained(run_folder)[1])
     with stopped_by_sigterm():
-        written = export_(run_folder, format, output)
+        written = export_(run_folder, merge, output)
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -41,7 +41,7 @@ from cotune.engines.trl.trl_joint import TRLJoint, close_reports, report_scores,
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
-from cotune.export.export import write_templates
+from cotune.export.export import write_template
 from cotune.llm.client import NoLLM
 from cotune.policy.adapters import save_weights, trained_dtype
 from cotune.policy.codec import HFCodec, PlainCodec
@@ -521,7 +521,7 @@ class JointTrainer(PolicyUpdate):
         if self.args.should_save and not _internal_call:
             folder = Path(output_dir or cast(str, self.args.output_dir))
             parts = self.joint.parts
-            _, reason = write_templates(
+            _, reason = write_template(
                 cast("dict[str, Any]", self.args.chat_template_kwargs or {}),  # pyright: ignore
                 folder,
                 self.best_instruction,

@@ -44,7 +44,7 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     if is_adapter(path):
         raise ConfigError(
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
-            "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
+            "into its base (cotune export RUN_FOLDER --merge) and name that folder"
         )
     begin("loading the policy")
     model = load_model(path, weights_dtype(config.policy, config.training.precision))
