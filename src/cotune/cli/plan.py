@@ -76,14 +76,8 @@ def _show_memory(config: RunConfig, planned: Plan, console: Console, processes: 
     console.print(table)
     of = f"of {memory.parameters:,} " if config.policy.lora else ""
     gpus = f"{layout.gpus} GPU{'' if layout.gpus == 1 else 's'}"
-    spread = "each holds all of it"
-    if layout.shards > 1:
-        spread = f"weights, gradients and moments are spread over {layout.shards}"
-    elif layout.zero > 1:
-        spread = f"moments are spread over {layout.zero}"
     lines = [
-        f"Trained: {memory.trained:,} {of}parameters on {gpus}; {spread}. CUDA and "
-        "fragmentation take 1 to 2 GiB in addition."
+        f"Trained: {memory.trained:,} {of}parameters on {gpus}. CUDA and fragmentation take 1 to 2 GiB in addition."
     ]
     if layout.share:
         lines.append(f"vLLM takes {layout.share:.0%} of each GPU while it samples.")

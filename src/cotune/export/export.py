@@ -51,7 +51,6 @@ class Serving:
     """Whether the chat template carries the best instruction."""
     reason: str
     """Why it does not; "" if it does."""
-    environment: str
     instruction: PromptFormat | None
     """Layout of instruction and question; None if no chat template can have it."""
     stop: tuple[str, ...]
@@ -59,8 +58,6 @@ class Serving:
     tools: tuple[str, ...]
     """Names of the tools that were offered through the chat template."""
     limits: Limits
-    tasks: dict[str, int]
-    """How many questions each split has."""
 
     schema_version: Literal[1] = 1
 
@@ -116,12 +113,10 @@ def complete_best(
         attempt=summary.get("attempt", run.attempt),
         instruction_in_template=not reason,
         reason=reason,
-        environment=type(environment).__name__,
         instruction=layout,
         stop=tuple(environment.stop),
         tools=tuple(str(t.get("function", t).get("name", "")) for t in environment.tools),
         limits=config.limits,
-        tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
     )
     write_card(best, config, run, serving)
     write_json_atomic(best / FILE, asdict(serving))

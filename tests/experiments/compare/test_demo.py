@@ -3,11 +3,9 @@
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.errors import Stopped
 from cotune.experiments.compare import running
 from cotune.experiments.compare.running import cells_of, demo
 from cotune.experiments.compare.suite_file import load_suite
@@ -58,16 +56,3 @@ def test_a_demo_is_a_suite_and_is_shown_again(tmp_path: Path, start: Start) -> N
     assert len(processes.started) == started
     run(folder, 1)
     assert len(processes.started) == 2 * started
-
-
-def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
-    tmp_path: Path, start: Start
-) -> None:
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        raise KeyboardInterrupt
-
-    start(outcome)
-    with pytest.raises(Stopped) as said:
-        run(tmp_path / "demo", 3)
-    again = f"stopped; resume with: cotune demo --output {tmp_path / 'demo'} --seed 3"
-    assert str(said.value) == again

@@ -78,7 +78,9 @@ def test_a_failure_is_told_after_the_others_are_reported(
     assert problem.removeprefix("INSPO: ") in (tmp_path / "out/report.html").read_text()
 
 
-def test_ctrl_c_leaves_what_is_there(tmp_path: Path, start: Start) -> None:
+def test_ctrl_c_leaves_what_is_there(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         if config.strategy.kind == "inspo":
             raise KeyboardInterrupt
@@ -86,7 +88,9 @@ def test_ctrl_c_leaves_what_is_there(tmp_path: Path, start: Start) -> None:
 
     start(outcome)
     file = suite_file(tmp_path, at_once=1)
-    with pytest.raises(Stopped, match=f"stopped; resume with: cotune compare {file}"):
+    monkeypatch.setattr("sys.argv", ["cotune", "compare", str(file), "--set", "seeds=[0, 1]"])
+    again = f"stopped; resume with: cotune compare {file} --set 'seeds=\\[0, 1\\]'"
+    with pytest.raises(Stopped, match=again):
         run(file)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["unfinished", "unfinished"]
