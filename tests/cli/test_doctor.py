@@ -16,13 +16,10 @@ from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
 from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError, EngineError, LLMError
-from cotune.llm import client
 from cotune.llm.client import OpenAIOptions, make_first_call
 from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
-from cotune.types import Completion
-from cotune.utils.progress import listening
 from tests.command_line import Command
 from tests.loopback import endpoint, retrieval_server
 from tests.run_files import tiny, write
@@ -128,22 +125,15 @@ def folder(tmp_path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize(
-    ("gone", "said"),
-    [
-        ("config.json", "has no config.json"),
-        ("model.safetensors", "has no weights"),
-        ("tokenizer.json", "has no tokenizer"),
-    ],
-)
-def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, said: str) -> None:
+def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path) -> None:
     given = config(tmp_path, policy={"path": str(folder)})
     assert "4.0 MiB of weights" in policy(given)()
-    (folder / gone).unlink()
-    assert said in lacking(policy(given))
     index = '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     (folder / "model.safetensors.index.json").write_text(index)
     assert "model-00002-of-00002.safetensors" in lacking(policy(given))
+    for gone, said in (("tokenizer.json", "tokenizer"), ("config.json", "config.json, tokenizer")):
+        (folder / gone).unlink()
+        assert f"has no {said}" in lacking(policy(given))
 
 
 def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
@@ -215,40 +205,19 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
     assert check("llm answers", config(tmp_path), ask_llm=True)() is None
 
 
-def test_the_first_call_is_one_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: list[tuple[OpenAIOptions, int]] = []
+def test_a_resume_may_need_the_llm_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: OpenAIOptions) -> None:
+        raise LLMError("it is down")
 
-    class Client:
-        def __init__(self, options: OpenAIOptions, record: Record, retries: int) -> None:
-            asked.append((options, retries))
-
-        def complete(self, prompt: str) -> Completion:
-            raise LLMError("it is down")
-
-    monkeypatch.setattr(client, "OpenAIClient", Client)
-    llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0}
-    given = config(tmp_path, llm=llm)
-
-    said: list[str] = []
-
-    def note(stage: str, *_: int) -> None:
-        said.append(stage)
-
-    def look(new: bool) -> str | None:
-        checked = preflight.Preflight(given, new=new)
+    monkeypatch.setattr(preflight, "make_first_call", fail)
+    given = config(tmp_path, llm=ENDPOINT)
+    for new, expected in ((True, ConfigError), (False, Notice)):
+        checked = Preflight(given, new=new)
         checked.starting = True
-        return next(check for check in checked.checks() if check.name == "llm answers").look()
-
-    with pytest.raises(ConfigError, match="a first call failed"), listening(note):
-        look(new=True)
-    given.output.mkdir()
-    # A resume may need the LLM no more.
-    assert "it is down" in lacking(lambda: look(new=False))
-    # Whatever later calls may take, the first one is not waited for silently or long.
-    assert [(options.timeout_s, retries) for options, retries in asked] == [(30.0, 1)] * 2
-    assert said == [f"asking {asked[0][0].describe()} (at most 61 s)"]
+        look = next(check for check in checked.checks() if check.name == "llm answers").look
+        with pytest.raises(ConfigError, match=r"a first call failed \(it is down\)") as caught:
+            look()
+        assert type(caught.value) is expected
 
 
 # ---- the command
