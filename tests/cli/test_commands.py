@@ -17,14 +17,13 @@ from rich.console import Console
 
 from cotune.cli.evaluate import try_run
 from cotune.cli.plan import plan
-from cotune.cli.train import _stoppable, resume
+from cotune.cli.train import _stoppable
 from cotune.config.library_settings import quiet_libraries
-from cotune.config.run_file import dump_config, parse_config
+from cotune.config.run_file import parse_config
 from cotune.engines.joint import settings_of
 from cotune.engines.run_start import opened_run
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError, RetrievalError, Stopped
-from cotune.run.json_files import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from tests.run_files import config_of, tiny, write
@@ -206,16 +205,6 @@ def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says:
         _stoppable(run.path, new=True),  # pyright: ignore[reportPrivateUsage]
     ):
         raise RetrievalError("judge is down")
-
-
-def test_a_run_that_is_being_trained_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "out"
-    Record.create(folder, dump_config(parse_config(tiny(folder), "test")))
-    monkeypatch.setattr("cotune.run.json_files._PATIENCE", 0.0)
-    with run_locked(folder), pytest.raises(ConfigError, match="being trained by another"):
-        resume(folder, Console(quiet=True))
 
 
 @pytest.mark.parametrize("winner_waits", [True, False])

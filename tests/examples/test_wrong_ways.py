@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 import cotune
 from cotune.worlds.ladder import LadderOptions
-from tests.examples.three_tools import FOLDER, Teacher
+from tests.examples.three_tools import FOLDER
 from tests.helpers import raises_line
 
 FEW = LadderOptions(train=1, validation=1, test=1)
@@ -28,7 +28,10 @@ def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -
     fields |= {"max_completion_length": 256, "report_to": "none", "use_cpu": True, "bf16": False}
     fields |= {"save_strategy": "no", "logging_steps": 1}
     args = GRPOConfig(output_dir=str(folder / "run"), **fields | given.get("args", {}))
-    options = {"llm": Teacher(), "instruction": task.INSTRUCTION} | given.get("options", {})
+    options = {
+        "llm": str(FOLDER / "instructions.txt"),
+        "instruction": task.INSTRUCTION,
+    } | given.get("options", {})
     arguments: dict[str, Any] = {
         "args": args, "processing_class": tokenizer, "train_dataset": task.questions(),
         "reward_funcs": task.exact, "tools": task.TOOLS,
