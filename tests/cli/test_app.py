@@ -110,9 +110,6 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert cotune("report", out).stdout.strip() == str(run.report_path)
     assert run.report_path.is_file()
 
-    refused = cotune("resume", out, "--set", "strategy.population_size=4")
-    assert refused.returncode == 2
-    assert "strategy is fixed once a run has started" in refused.stderr
     changes = ("--set", "training.steps=3", "--set", "llm={kind: rules}")
     further = cotune("resume", out, *changes, "--quiet")
     assert (further.returncode, further.stdout, further.stderr) == (0, "", "")
@@ -122,12 +119,7 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert resumed["from_step"] == 2
     assert resumed["changed"]["training.steps"] == [2, 3]
     assert resumed["changed"]["llm.kind"] is None
-    assert run.read_config()["training"]["steps"] == 3
-    assert run.read_config()["strategy"]["population_size"] == 2
-    arm = (run.read_summary() or {})["arms"]["inspo"]
-    assert arm["steps"] == 3
-    assert arm["policy_rollouts"]["train"] == 3 * 4 * 2
-    assert 0 < arm["policy_rollouts"]["verify"] <= 14
+    assert (run.read_summary() or {})["arms"]["inspo"]["steps"] == 3
 
 
 @pytest.mark.slow

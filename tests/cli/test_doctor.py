@@ -253,19 +253,13 @@ def test_the_command_s_status_says_whether_something_is_missing(
 
 
 def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
-    assert check("environment.retriever", config(tmp_path))() is None
     rows = tmp_path / "questions.jsonl"
     rows.write_text("\n".join(f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(40)))
-
-    def asked(url: str) -> Callable[[], str | None]:
-        changes = {"environment": {"kind": "search", "retriever": {"url": url}}}
-        sections = {"dataset": {"path": str(rows)}, "strategy": {"kind": "static"}}
-        return check("environment.retriever", config(tmp_path, **changes, **sections))
-
+    sections = {"dataset": {"path": str(rows)}, "strategy": {"kind": "static"}}
     with retrieval_server(lambda query: ["a passage"]) as url:
-        assert asked(url)() == f"environment.retriever: {url} answers"
-        said = lacking(asked(url.replace("retrieve", "search")))
-        assert "status 404: check the address" in said
-    said = lacking(asked(url))
+        search = {"kind": "search", "retriever": {"url": url}}
+        look = check("environment.retriever", config(tmp_path, environment=search, **sections))
+        assert look() == f"environment.retriever: {url} answers"
+    said = lacking(look)
     assert said.startswith("environment.retriever.url")
     assert "start the server, such as Search-R1's" in said

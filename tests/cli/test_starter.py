@@ -15,7 +15,6 @@ from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import memory_of, shape_of
-from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_object
@@ -106,8 +105,6 @@ def test_the_offline_starter_holds_together(cwd: Path) -> None:
     written = write_starter(OFFLINE, cwd)
     names = {path.name for path in written}
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
-    checked = Preflight(load_config("run.yaml"), new=False)
-    assert not any(isinstance(found, Exception) for _, found in checked.outcomes())
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]

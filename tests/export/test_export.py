@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.export import export as exporting
 from cotune.export.export import export
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.local_policy import load
@@ -103,21 +102,6 @@ def test_an_empty_folder_is_filled_and_another_is_left_alone(
     file.write_text("x")
     with pytest.raises(ConfigError, match="is a file; choose another"):
         export(run.path, output=file)
-
-
-def test_an_export_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = whole(tmp_path)
-
-    def full_disk(*_: Any, **__: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(exporting.shutil, "copytree", full_disk)
-    before = {path.name for path in run.path.iterdir()}
-    with pytest.raises(OSError, match="no space left"):
-        export(run.path)
-    assert {path.name for path in run.path.iterdir()} == before
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:

@@ -92,10 +92,7 @@ def init(
         typer.Option(metavar="single-turn|tools|search", help="What to train."),
     ] = None,
     offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline", help="A starter that trains immediately, without a key or a network."
-        ),
+        bool, _flag("--offline", "A starter that trains immediately, without a key or a network.")
     ] = False,
 ) -> None:
     """Write a commented starter run file and the files that it names."""
@@ -117,9 +114,7 @@ def try_(
         int, typer.Option("-n", min=1, help="Number of rollouts, each of a different question.")
     ] = 4,
     split: SomeSplit = "train",
-    greedy: Annotated[
-        bool, typer.Option("--greedy", metavar="", help="Decode greedily, as evaluation does.")
-    ] = False,
+    greedy: Annotated[bool, _flag("--greedy", "Decode greedily, as evaluation does.")] = False,
     set_: Overrides = None,
 ) -> None:
     """Show a few rollouts of a run file's policy, coloured by trained tokens, with their rewards.

@@ -206,25 +206,6 @@ def tables(told: dict[str, Any]) -> list[str]:
     return [printed(on_console(table)) for table in suite_tables(suite, brief=True).values()]
 
 
-TOLD = summary(
-    method("grpo", "trained", 0.33, label="GRPO"),
-    method("gepa", "prompt", None, status="failed", problem="no LLM answered"),
-    method("inspo", "ours", 0.976, label="INSPO"),
-)
-
-
-def test_the_console_table_groups_methods_and_says_what_failed() -> None:
-    lines = tables(TOLD)[0].splitlines()
-    assert lines[0].strip() == "Held-out exact match"
-    names = [line.partition("│")[0].strip() for line in lines[4:]]
-    assert names == [
-        "Trained", "GRPO (baseline)", "Prompt only", "gepa (failed)", "Ours", "INSPO",
-    ]  # fmt: skip
-    assert [cell.strip() for cell in lines[-1].split("│")] == [
-        "INSPO", "97.6 % (93–100)", "+64.6 (+59 to +71)", "33.0 % (27–38)", "1x (3 088)",
-    ]  # fmt: skip
-
-
 def test_the_console_shows_scores_by_weights_and_instruction() -> None:
     each = {
         decoding: {"mean": mean, "interval": [0.0, 0.75]}
