@@ -2,10 +2,10 @@
 
 import re
 import shutil
-from collections import namedtuple
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,29 +77,22 @@ def check(name: str, config: RunConfig, **options: Any) -> Callable[[], str | No
     return next(c.look for c in Preflight(config, **options).checks() if c.name == name)
 
 
-Properties = namedtuple("Properties", ["name", "total_memory"])
-
-
-def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, gib: float = 80.0) -> None:
-    total = int(gib * 2**30)
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, ["GPU: none; training is on the CPU"]),
+        (2, [f"GPU {index}: GPU X, 40.0 of 80.0 GiB free" for index in range(2)]),
+    ],
+)
+def test_the_machine(count: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: Properties("GPU X", total)
-    )
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (total // 2, total))
-
-
-def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, 0)
-    cpu, none = doctor.machine()
+    properties = SimpleNamespace(name="GPU X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40 * 2**30, 80 * 2**30))
+    cpu, *gpus = doctor.machine()
     assert cpu.startswith("CPU: ")
-    assert none == "GPU: none; training is on the CPU"
-    with_gpus(monkeypatch, 2)
-    assert [*doctor.machine()][1:] == [
-        "GPU 0: GPU X, 40.0 of 80.0 GiB free",
-        "GPU 1: GPU X, 40.0 of 80.0 GiB free",
-    ]
+    assert gpus == shown
 
 
 # ---- the policy

@@ -57,7 +57,6 @@ def of_a_column(completions: list[Any], truth: list[str]) -> list[float]:
 
 
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "impossible option": ({"options": {"window": 0}}, ["INSPO: window is 0; expected 1 or more"]),
     "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected a method such as cotune.INSPO"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
@@ -67,12 +66,9 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reward that needs another column": ({"trainer": {"reward_funcs": of_a_column}}, ["rewards: of_a_column needs the column 'truth'"]),
     "weights of other rewards": ({"args": {"reward_weights": [1.0, 2.0]}}, ["reward_weights has 2 entries for 1 reward functions"]),
     "blank instruction": ({"options": {"instruction": " "}}, ["instruction"]),
-    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["max_completion_length is 1020 and leaves 4 tokens", "lower it"]),
-    "prompt longer than its limit": ({"trainer": {"limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=100)}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
     "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment(FEW)}}, ["environment and train_dataset are both given"]),
     "rollouts of one's own": ({"trainer": {"rollout_func": print}}, ["rollout_func: cotune makes the rollouts itself; remove it"]),
-    "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
     "hard for ever": ({"method": cotune.P2O, "options": {"successes_below": 9}}, ["successes_below is 9", "a group of 4", "at most 4"]),
 }  # fmt: skip
 

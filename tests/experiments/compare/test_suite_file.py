@@ -13,14 +13,6 @@ from tests.experiments.compare.folders import suite_file
 from tests.helpers import raises_line
 
 
-def test_a_row_is_a_name_or_a_mapping(tmp_path: Path) -> None:
-    entry = {"method": "inspo", "name": "INSPO, greedy", "set": {"training.kl": 0.1}}
-    suite, base = load_suite(suite_file(tmp_path, methods=["grpo", entry]))
-    assert [e.key for e in suite.methods] == ["grpo", "inspo-greedy"]
-    assert suite.methods[1].set == {"training": {"kl": 0.1}}
-    assert base["strategy"]["kind"] == "inspo"
-
-
 def test_the_base_may_be_a_file_beside_the_suite(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("strategy: {kind: static}\n")
     assert load_suite(suite_file(tmp_path, base="base.yaml"))[1] == {"strategy": {"kind": "static"}}
