@@ -1,6 +1,5 @@
 """The command line as a person uses it: whole runs, a stop in the middle, several processes."""
 
-import io
 import shlex
 import subprocess
 from importlib.metadata import version
@@ -10,12 +9,9 @@ from unittest import mock
 
 import pytest
 import typer
-import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli import app as cli
-from cotune.cli.train import train
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
 from cotune.run.run_dir import RunDir
 from tests.command_line import Command
@@ -114,9 +110,6 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert cotune("report", out).stdout.strip() == str(run.report_path)
     assert run.report_path.is_file()
 
-    refused = cotune("resume", out, "--set", "strategy.population_size=4")
-    assert refused.returncode == 2
-    assert "strategy is fixed once a run has started" in refused.stderr
     changes = ("--set", "training.steps=3", "--set", "llm={kind: rules}")
     further = cotune("resume", out, *changes, "--quiet")
     assert (further.returncode, further.stdout, further.stderr) == (0, "", "")
@@ -126,47 +119,13 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert resumed["from_step"] == 2
     assert resumed["changed"]["training.steps"] == [2, 3]
     assert resumed["changed"]["llm.kind"] is None
-    assert run.read_config()["training"]["steps"] == 3
-    assert run.read_config()["strategy"]["population_size"] == 2
-    arm = (run.read_summary() or {})["arms"]["inspo"]
-    assert arm["steps"] == 3
-    assert arm["policy_rollouts"]["train"] == 3 * 4 * 2
-    assert 0 < arm["policy_rollouts"]["verify"] <= 14
-
-
-MOVING = """
-import os
-
-def score(completions, **_):
-    os.chdir(os.path.dirname(os.path.abspath(__file__)) + "/elsewhere")
-    return [float(i % 2) for i, _ in enumerate(completions)]
-"""
-
-
-@pytest.mark.slow
-def test_code_that_changes_the_current_folder_moves_no_run(cwd: Path) -> None:
-    (cwd / "elsewhere").mkdir()
-    (cwd / "moving.py").write_text(MOVING)
-    changes = {
-        "name": "odd \x1b[2J name",
-        "strategy": {"kind": "static"},
-        "rewards": ["moving.py:score"],
-        "training": {"steps": 2, "save_every": 1},
-    }
-    raw = {**yaml.safe_load(run_file(cwd, changes).read_text()), "output": "out"}
-    out = io.StringIO()
-    train(write(cwd / "run.yaml", raw), Console(file=out, width=300))
-    assert RunDir.open(cwd / "out").read_summary() is not None
-    assert (cwd / "out" / "checkpoints" / "checkpoint-2").is_dir()
-    assert list((cwd / "elsewhere").iterdir()) == []
-    assert Path.cwd() == cwd
-    assert "odd [2J name: static on geo" in out.getvalue()
+    assert (run.read_summary() or {})["arms"]["inspo"]["steps"] == 3
 
 
 @pytest.mark.slow
 def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    file = run_file(tmp_path, {"training": {"steps": 3}})
+    file = run_file(tmp_path, {"name": "odd \x1b[2J name", "training": {"steps": 3}})
     stopped = run_module(KILLED_RUN, "ctrl-c", 2, "train", file)
     assert stopped.returncode == 130
     assert stopped.stderr == f"cotune: stopped; resume with: cotune resume {out}\n"
@@ -178,7 +137,6 @@ def test_control_c_says_how_to_go_on_and_resume_does(tmp_path: Path) -> None:
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     assert run.read_summary() is not None
     *lines, policy, report = resumed.stdout.splitlines()
-    assert any(
-        s.startswith("tiny: inspo on geo, seed 0; proposals by offline rules") for s in lines
-    )
+    headline = "odd [2J name: inspo on geo, seed 0; proposals by offline rules"
+    assert any(line.startswith(headline) for line in lines)
     assert (policy, report) == (f"best policy: {out / 'best'}", f"report: {out / 'report.html'}")

@@ -155,7 +155,7 @@ def test_p2o_is_priced_without_weights(
     text = out.getvalue()
     assert "3,680,501,760" in text  # tokens of training, at most
     assert "Memory of a GPU, estimated, at most" in text
-    assert "weights, gradients and moments are spread over 8" in text
+    assert "parameters on 8 GPUs. " in text
     assert "vLLM takes 60% of each GPU" in text
     assert ("stopped at the budget of 100.00" in text) == priced
 

@@ -218,7 +218,9 @@ def test_a_run_ends_with_a_folder_that_serves(run: RunDir, tmp_path: Path) -> No
     } == {path.name for path in best.iterdir()} - {"hint.txt"}  # fmt: skip
     check_renders_as_evaluated(run, config, environment_of(config), tokenizer_of("bundled:geo"))
     (arm,) = (run.read_summary() or {})["arms"].values()
-    assert f"| all 6 | {arm['em']:.3f} |" in (best / "README.md").read_text(encoding="utf-8")
+    assert f"- trained, best instruction: {arm['em']:.3f}" in (best / "README.md").read_text(
+        encoding="utf-8"
+    )
 
     # Of rollouts under the best instruction: it would stand there twice.
     (result,) = evaluate_run(config, run, EvaluationOptions()).sets

@@ -227,7 +227,7 @@ def test_the_table(tmp_path: Path) -> None:
     # 2.5 × 8 × 1500 × 36 × 256 × 4 bytes.
     assert "1.0 GiB" in rows["KV cache, 8 rows of 1,500 tokens"]
     assert rows["gradients"].count("11.5 GiB") == 1
-    assert "Trained: 3,085,938,688 parameters on 1 GPU; each holds all of it" in text
+    assert "Trained: 3,085,938,688 parameters on 1 GPU. " in text
     assert "notice" not in text
 
 

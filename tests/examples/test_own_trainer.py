@@ -12,20 +12,12 @@ import cotune
 from cotune.engines.trl.trl_joint import CheckpointCallback
 from cotune.errors import ConfigError
 from examples import own_trainer
-from tests.helpers import WAITING
-
-# What a step's numbers hold that another machine minute changes.
-TIMES = ("time", "attempt", "step_time", "train_runtime", *WAITING)
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
-    rows = cotune.open_run(folder / "cotune").read_metrics()
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-
-
-def totals(folder: Path) -> dict[str, int]:
-    record = cotune.open_run(folder / "cotune")
-    return dict(record.totals().rollouts)
+def course(run: cotune.RunDir) -> list[object]:
+    """What the steps and the instructions of a run were."""
+    steps = [(row["step"], row["reward_mean"], row["loss"]) for row in run.read_metrics()]
+    return [*steps, *(row["text"] for row in run.read_instructions())]
 
 
 def copying(folder: Path, copy: Path) -> Any:
@@ -50,11 +42,8 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     assert not [name for name in changed if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
 
     run = cotune.open_run(unbroken / "cotune")
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4]
-    kinds = [event["kind"] for event in run.read_events()]
-    assert kinds[-1] == "run_finished"
-    assert kinds.count("evolution") == 1
-    spent = totals(unbroken)
+    assert run.read_events()[-1]["kind"] == "run_finished"
+    spent = run.totals().rollouts
     assert spent["train"] == 4 * 8
     assert 0 < spent["verify"] <= 5 * 4 * 7
     best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
@@ -63,10 +52,7 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     with pytest.raises(ConfigError, match="holds an earlier run"):
         own_trainer.main(["--steps", "4", "--output", str(broken)])
     own_trainer.main(["--steps", "4", "--output", str(broken), "--resume"])
-    assert figures(broken) == figures(unbroken)
-    assert totals(broken) == spent
     again = cotune.open_run(broken / "cotune")
     assert again.attempt == 2
-    assert [r["text"] for r in again.read_instructions()] == [
-        r["text"] for r in run.read_instructions()
-    ]
+    assert again.totals().rollouts == spent
+    assert course(again) == course(run)

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 import cotune
 from cotune.worlds.ladder import LadderOptions
-from tests.examples.three_tools import FOLDER, Teacher
+from tests.examples.three_tools import FOLDER
 from tests.helpers import raises_line
 
 FEW = LadderOptions(train=1, validation=1, test=1)
@@ -28,7 +28,10 @@ def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -
     fields |= {"max_completion_length": 256, "report_to": "none", "use_cpu": True, "bf16": False}
     fields |= {"save_strategy": "no", "logging_steps": 1}
     args = GRPOConfig(output_dir=str(folder / "run"), **fields | given.get("args", {}))
-    options = {"llm": Teacher(), "instruction": task.INSTRUCTION} | given.get("options", {})
+    options = {
+        "llm": str(FOLDER / "instructions.txt"),
+        "instruction": task.INSTRUCTION,
+    } | given.get("options", {})
     arguments: dict[str, Any] = {
         "args": args, "processing_class": tokenizer, "train_dataset": task.questions(),
         "reward_funcs": task.exact, "tools": task.TOOLS,
@@ -53,11 +56,8 @@ def of_a_column(completions: list[Any], truth: list[str]) -> list[float]:
     return [0.0] * len(completions)
 
 
-OPENAI = cotune.OpenAIOptions(model="m", api_key_env="NO_SUCH_KEY")
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "impossible option": ({"options": {"window": 0}}, ["INSPO: window is 0; expected 1 or more"]),
     "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected a method such as cotune.INSPO"]),
-    "a class for a method": ({"trainer": {"method": cotune.INSPO}}, ["method is of type type; expected a method such as cotune.INSPO"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
     "tool without types": ({"trainer": {"tools": [untyped]}}, ["untyped", "expression", "type"]),
@@ -67,13 +67,9 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "weights of other rewards": ({"args": {"reward_weights": [1.0, 2.0]}}, ["reward_weights has 2 entries for 1 reward functions"]),
     "blank instruction": ({"options": {"instruction": " "}}, ["instruction"]),
     "no LLM": ({"options": {"llm": None}}, ["INSPO: llm is missing", 'INSPO(llm="gpt-4.1")', "OpenAIOptions(model=…"]),
-    "no key": ({"options": {"llm": OPENAI}}, ["NO_SUCH_KEY"]),
-    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["limits.prompt_tokens is 4", "lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length)"]),
-    "prompt longer than its limit": ({"trainer": {"limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=100)}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
     "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment(FEW)}}, ["environment and train_dataset are both given"]),
     "rollouts of one's own": ({"trainer": {"rollout_func": print}}, ["rollout_func: cotune makes the rollouts itself; remove it"]),
-    "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
     "hard for ever": ({"method": cotune.P2O, "options": {"successes_below": 9}}, ["successes_below is 9", "a group of 4", "at most 4"]),
 }  # fmt: skip
 
@@ -85,11 +81,3 @@ def test_in_python(name: str, example: dict[str, ModuleType], tmp_path: Path) ->
         start(example, tmp_path, given)
     # A script's reward functions are first called on the first batch.
     assert any(tmp_path.iterdir()) == (name == "reward of the wrong length")
-
-
-def test_right_it_starts(example: dict[str, ModuleType], tmp_path: Path) -> None:
-    """Without a replaced part it starts, so each case above fails because of its replacement."""
-    start(example, tmp_path, {"args": {"max_steps": 1}, "options": {"evolve_every": 0}})
-    assert [row["step"] for row in cotune.open_run(tmp_path / "run" / "cotune").read_metrics()] == [
-        1
-    ]

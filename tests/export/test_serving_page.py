@@ -12,7 +12,6 @@ from cotune.export.export import export
 from tests.docs.sources import DOCS, blocks
 from tests.export.finished import INSTRUCTION
 from tests.export.test_export import whole
-from tests.export.vllm_reading import accepted_arguments, content_format
 
 PAGE = DOCS / "how-to" / "serving.md"
 QUESTION = "Which currency is used in Lima?"
@@ -40,15 +39,12 @@ class Recorded:
         self.sent.append(request)
 
 
-def rendered_by_vllm(folder: str, request: dict[str, Any], template: str = "") -> str:
-    """As vLLM renders a request: contents as the template takes them, only arguments that it knows."""
+def rendered(folder: str, request: dict[str, Any], template: str | None = None) -> str:
+    """As vLLM renders a request; tests/policy/test_chat_template.py has what it takes for arguments."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    template = template or tokenizer.get_chat_template()
-    assert content_format(template) == "string"
-    sent = request.get("extra_body", {}).get("chat_template_kwargs", {})
-    known = {k: v for k, v in sent.items() if k in accepted_arguments(template)}
+    arguments = request.get("extra_body", {}).get("chat_template_kwargs", {})
     return tokenizer.apply_chat_template(
-        request["messages"], chat_template=template, tokenize=False, add_generation_prompt=True, **known
+        request["messages"], chat_template=template, tokenize=False, add_generation_prompt=True, **arguments
     )  # fmt: skip
 
 
@@ -63,16 +59,16 @@ def test_the_serve_line_renders_the_instruction(
     exec(compile("\n".join(client_code), "serving.md", "exec"), {})
     asked, plain, other = recorded.sent
     assert asked["model"] == line[2]
-    assert f"{INSTRUCTION}\n\nQuestion: {QUESTION}<" in rendered_by_vllm(line[2], asked)
-    assert f">Question: {QUESTION}<" in rendered_by_vllm(line[2], plain)
-    assert f">Answer in one word.\n\nQuestion: {QUESTION}<" in rendered_by_vllm(line[2], other)
+    assert f"{INSTRUCTION}\n\nQuestion: {QUESTION}<" in rendered(line[2], asked)
+    assert f">Question: {QUESTION}<" in rendered(line[2], plain)
+    assert f">Answer in one word.\n\nQuestion: {QUESTION}<" in rendered(line[2], other)
 
 
 def test_an_adapters_serve_line_names_its_template(served: Path) -> None:
     line = shlex.split(next(block for block in blocks(PAGE, "sh") if "--enable-lora" in block))
     template = Path(line[line.index("--chat-template") + 1]).read_text(encoding="utf-8")
     asked = {"messages": [{"role": "user", "content": QUESTION}]}
-    assert INSTRUCTION in rendered_by_vllm("runs/x/best", asked, template)
+    assert INSTRUCTION in rendered("runs/x/best", asked, template)
     assert line[line.index("--lora-modules") + 1] == "policy=runs/x/best"
 
 

@@ -92,10 +92,7 @@ def init(
         typer.Option(metavar="single-turn|tools|search", help="What to train."),
     ] = None,
     offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline", help="A starter that trains immediately, without a key or a network."
-        ),
+        bool, _flag("--offline", "A starter that trains immediately, without a key or a network.")
     ] = False,
 ) -> None:
     """Write a commented starter run file and the files that it names."""
@@ -117,9 +114,7 @@ def try_(
         int, typer.Option("-n", min=1, help="Number of rollouts, each of a different question.")
     ] = 4,
     split: SomeSplit = "train",
-    greedy: Annotated[
-        bool, typer.Option("--greedy", metavar="", help="Decode greedily, as evaluation does.")
-    ] = False,
+    greedy: Annotated[bool, _flag("--greedy", "Decode greedily, as evaluation does.")] = False,
     set_: Overrides = None,
 ) -> None:
     """Show a few rollouts of a run file's policy, coloured by trained tokens, with their rewards.
@@ -288,16 +283,9 @@ def measure(
     measure_(run_folders, _console(), evaluation, reworded, then or (), output)
 
 
-@_command(_START, "plan run.yaml --steps 2")
+@_command(_START, "plan run.yaml --processes 8")
 def plan(
     run_file: RunFile,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Also run this many steps in a temporary folder and measure them. LLM calls are real.",
-        ),
-    ] = None,
     processes: Annotated[
         int,
         typer.Option(
@@ -314,18 +302,10 @@ def plan(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
+    """Estimate a run's rollouts, cost and memory without running it."""
     from cotune.cli.plan import plan as plan_
-    from cotune.cli.plan import plan_by_steps
 
-    if questions is not None and steps is not None:
-        raise ConfigError(
-            "--questions plans without the data, and --steps trains on it; expected one of them"
-        )
-    console = _console()
-    plan_(run_file, console, set_ or (), processes, questions)
-    if steps is not None:
-        plan_by_steps(run_file, console, steps, set_ or ())
+    plan_(run_file, _console(), set_ or (), processes, questions)
 
 
 @_command(_START, "doctor run.yaml")
@@ -345,17 +325,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-@_command(_RESULTS, "export runs/my-agent --format merged")
+@_command(_RESULTS, "export runs/my-agent --merge")
 def export(
     run_folder: RunFolder,
-    format: Annotated[
-        Literal["full", "adapter", "merged"] | None,
-        typer.Option(
-            metavar="full|adapter|merged",
-            help="full; for a run with policy.lora also adapter, or merged into its base. Default: the format of "
-            "best/.",
-        ),
-    ] = None,
+    merge: Annotated[
+        bool, _flag("--merge", "Merge the adapter of a run with policy.lora into its base.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
     ] = None,
@@ -370,7 +345,7 @@ def export(
     check_trusted(run_folder, trust)
     quiet_libraries(open_trained(run_folder)[1])
     with stopped_by_sigterm():
-        written = export_(run_folder, format, output)
+        written = export_(run_folder, merge, output)
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 

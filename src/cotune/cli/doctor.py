@@ -84,7 +84,7 @@ def engines() -> Iterator[str | Exception]:
 
 
 def machine() -> Iterator[str]:
-    """Show the CPU cores, each GPU with its memory, and how TRL, if it is installed, samples on a GPU."""
+    """Show the CPU cores, and each GPU with its memory."""
     yield f"CPU: {os.cpu_count()} cores"
     begin("looking for GPUs")
     try:
@@ -97,17 +97,3 @@ def machine() -> Iterator[str]:
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_properties(index).name
         yield f"GPU {index}: {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    if torch.cuda.is_available() and installed("trl"):
-        yield sampling_on_a_gpu()
-
-
-def sampling_on_a_gpu() -> str:
-    """Say how fast TRL samples rollouts on a GPU; figures as in lab/results/benchmarks.md."""
-    vllm = installed("vllm")
-    if vllm is None:
-        return (
-            "sampling with TRL: vLLM is not installed, and without it a GPU is hardly worth its price: with 128 rollouts, "
-            "a token takes a 0.5B model 26 ms instead of 11, and SmolLM2 with adapters 80; install the vllm that TRL "
-            "names, and set training.engine_args: {use_vllm: true}"
-        )
-    return f"sampling with TRL: vLLM {vllm}, if training.engine_args has use_vllm: true"

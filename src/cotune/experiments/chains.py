@@ -117,7 +117,7 @@ class Chain:
                 # An export that a kill has cut off has left the folder that it stages files in.
                 incomplete = bool(missing_parts(policy)) or (policy / ".new").exists()
                 if policy.name.startswith(_MERGED) and incomplete:
-                    words = ["export", str(policy.parent), "--trust", "--format", "merged"]
+                    words = ["export", str(policy.parent), "--trust", "--merge"]
                     self.command = Command("merge", [*words, "--output", str(policy)], config)
                 else:
                     self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)

@@ -1,7 +1,7 @@
-"""Measure what only joint training promises: drift, robustness, plasticity and learning on.
+"""Measure what only joint training promises: little drift, robustness and plasticity.
 
-The claims are FST's (arXiv 2605.12484): little divergence from the initial policy for the same score; a second task
-learned as from the initial policy; tasks learned one after the other. The score under other words is added.
+The claims are FST's (arXiv 2605.12484): little divergence from the initial policy for the same score, and a next task
+learned as from the initial policy. The score under other words is added.
 
 What is measured are tables as `experiments.statistics` has them, with the columns run, policy, table and figure; of
 every figure, the initial policy comes first.
@@ -85,13 +85,9 @@ class NextTasks(Chain):
         self._config = config
         self._tasks = tasks
 
-    def task(self, name: str) -> RunConfig:
-        """Return the run file of a task with the initial policy and its own instruction."""
-        return parse_config(merge(dump_config(self._config), self._tasks[name]), f"--then {name}")
-
     def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
         name = self.stages[index]
-        task = self.task(name)
+        task = parse_config(merge(dump_config(self._config), self._tasks[name]), f"--then {name}")
         raw = dump_config(task)
         start = self.start
         if before:
@@ -224,32 +220,6 @@ def curves(run: MeasuredRun, chain: NextTasks) -> Iterator[ScoreTable]:
                 yield from _values(run, start, CURVES, tasks, {figure: means})
 
 
-def all_tasks(
-    run: MeasuredRun, chain: NextTasks, options: EvaluationOptions
-) -> Iterator[ScoreTable]:
-    """Yield the scores on all tasks after each, under the instruction then kept and under the task's initial one."""
-    tasks = {"own task": run.config} | {name: chain.task(name) for name in chain.stages}
-    trained = [run.run, *(RunDir.open(chain.folder / name) for name in chain.stages)]
-    for after, folder in zip(["nothing", *tasks], [None, *trained], strict=True):
-        kept = None
-        # A method that does not evolve the instruction has each task's own.
-        if folder is not None and tasks[after].method.evolves == "instruction":
-            kept = best_record(folder).instruction
-        best = folder and folder.best_path
-        # An adapter's base is the policy that its run started from.
-        policy = run.config.policy if folder is None else recorded_config(folder).policy
-        for name, config in tasks.items():
-            begin(f"{run.run.path}, after {after}: {name}")
-            texts = {"kept": kept, INITIAL: None}
-            config = config.model_copy(update={"policy": policy})
-            _, questions, scores = _scores(config, best, texts, options)
-            figures = {
-                f"{name}, {title} instr.": scored.rewards["greedy"]
-                for title, scored in scores.items()
-            }
-            yield from _values(run, f"after {after}", "All tasks", questions, figures)
-
-
 def _scores(
     config: RunConfig,
     best: Path | None,
@@ -291,7 +261,6 @@ _NOTES = {
     "Other words": "Mean: of each question's scores under all of them.",
     CURVES: "From the initial policy, and from the best one of the run and the tasks before. As many rollouts each; "
     "small: the gain over the initial policy.",
-    "All tasks": "Kept: the instruction that the run had then, if its method evolves it.",
 }
 """The tables, with what a reader must know of each."""
 
@@ -441,8 +410,6 @@ def measure(
                 values += robustness(run, texts, options) if texts else ()
             for run, chain in chains:
                 values += () if chain.problem else curves(run, chain)
-                if chain.start and not chain.problem:
-                    values += all_tasks(run, chain, options)
     except KeyboardInterrupt:
         raise Stopped(f"stopped; resume with: {shlex.join(['cotune', *sys.argv[1:]])}") from None
     failed = [f"{chain.name}: {chain.problem}" for chain in training if chain.problem]

@@ -25,7 +25,7 @@ from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig, ScriptRun
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.policy.chat_template import with_instruction, without_instruction
+from cotune.policy.chat_template import with_instruction
 from cotune.policy.policy_files import check_whole, is_adapter, is_local, policy_path
 from cotune.protocols import Environment
 from cotune.run.best import BestRecord, read_best
@@ -40,9 +40,6 @@ _OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
 """What transformers notes of where a tokenizer was loaded from."""
 _COMPARED = 20  # questions for which the two renderings are compared
 
-Format = Literal["full", "adapter", "merged"]
-"""Weights trained as a whole; a LoRA adapter; that adapter merged into its base's weights."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
@@ -54,7 +51,6 @@ class Serving:
     """Whether the chat template carries the best instruction."""
     reason: str
     """Why it does not; "" if it does."""
-    environment: str
     instruction: PromptFormat | None
     """Layout of instruction and question; None if no chat template can have it."""
     stop: tuple[str, ...]
@@ -62,8 +58,6 @@ class Serving:
     tools: tuple[str, ...]
     """Names of the tools that were offered through the chat template."""
     limits: Limits
-    tasks: dict[str, int]
-    """How many questions each split has."""
 
     schema_version: Literal[1] = 1
 
@@ -105,7 +99,7 @@ def complete_best(
         from cotune.policy.local_policy import load_tokenizer
 
         tokenizer = load_tokenizer(best)
-    layout, reason = write_templates(
+    layout, reason = write_template(
         config.policy.template_args, best, chosen.instruction, environment, tokenizer
     )
     settings = best / "tokenizer_config.json"
@@ -119,14 +113,12 @@ def complete_best(
         attempt=summary.get("attempt", run.attempt),
         instruction_in_template=not reason,
         reason=reason,
-        environment=type(environment).__name__,
         instruction=layout,
         stop=tuple(environment.stop),
         tools=tuple(str(t.get("function", t).get("name", "")) for t in environment.tools),
         limits=config.limits,
-        tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
     )
-    write_card(best, config, run, serving, "adapter" if is_adapter(best) else "full")
+    write_card(best, config, run, serving)
     write_json_atomic(best / FILE, asdict(serving))
     return serving
 
@@ -167,14 +159,14 @@ def _write_generation_config(folder: Path, limits: Limits, tokenizer: Any) -> No
     write_json_atomic(path, {name: value for name, value in values.items() if value is not None})
 
 
-def write_templates(
+def write_template(
     args: Mapping[str, Any],
     folder: Path,
     instruction: str,
     environment: Environment,
     tokenizer: Any,
 ) -> tuple[PromptFormat | None, str]:
-    """Let the chat template in a folder, or several by name, carry an instruction if it can.
+    """Let the chat template in a folder carry an instruction if it can.
 
     The tokenizer renders some of the environment's questions, to compare.
 
@@ -182,54 +174,33 @@ def write_templates(
         The layout of instruction and question, None if the environment has none; and why the template does not
         carry the instruction, "" if it does.
     """
-    files = [folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja")]
-    templates = {
-        file: without_instruction(file.read_text(encoding="utf-8"))
-        for file in files
-        if file.is_file()
-    }
-    layout = None
-    reason = ""
     if not isinstance(environment, TaskEnvironment):
-        reason = f"{type(environment).__name__} writes its own messages"
-    else:
-        layout = environment.served_format(instruction)
-        if not templates:
-            reason = "the tokenizer has no chat_template.jinja"
-        elif layout is None:
-            reason = "the prompts are plain texts, or it stands within them"
-        else:
-            carrying = {
-                file: with_instruction(template, layout, instruction, args)
-                for file, template in templates.items()
-            }
-            if _renders_alike(args, folder, carrying, instruction, environment, tokenizer):
-                templates = carrying
-            else:
-                reason = f"{type(environment).__name__} lays some questions out in another way"
-    for file, template in templates.items():
-        if file.read_text(encoding="utf-8") != template:
-            write_atomic(file, template)
-    return layout, reason
+        return None, f"{type(environment).__name__} writes its own messages"
+    layout = environment.served_format(instruction)
+    file = folder / "chat_template.jinja"
+    if not file.is_file() or (folder / "additional_chat_templates").is_dir():
+        return layout, "the tokenizer has no chat template, or several"
+    if layout is None:
+        return layout, "the prompts are plain texts, or it stands within them"
+    template = with_instruction(file.read_text(encoding="utf-8"), layout, instruction, args)
+    if not _renders_alike(args, template, instruction, environment, tokenizer):
+        return layout, f"{type(environment).__name__} lays some questions out in another way"
+    write_atomic(file, template)
+    return layout, ""
 
 
 def _renders_alike(
     args: Mapping[str, Any],
-    folder: Path,
-    carrying: Mapping[Path, str],
+    template: str,
     instruction: str,
     environment: TaskEnvironment,
     tokenizer: Any,
 ) -> bool:
-    """Return whether these templates render a question by itself to the evaluated tokens."""
+    """Return whether a chat template renders a question by itself to the evaluated tokens."""
     from cotune.policy.codec import HFCodec
 
     before = tokenizer.chat_template
-    default = carrying.get(folder / "chat_template.jinja", "")
-    templates = {
-        file.stem: template for file, template in carrying.items() if file.parent != folder
-    }
-    tokenizer.chat_template = {"default": default, **templates} if templates else default
+    tokenizer.chat_template = template
     codec = HFCodec(tokenizer, args)
     tools = [dict(tool) for tool in environment.tools]
     splits = map(environment.tasks, ("validation", "test", "train"))
@@ -253,23 +224,12 @@ def _renders_alike(
 
 # ---- the model card
 
-_PROPOSERS = {
-    "rules": "cotune's offline rules",
-    "bank": "a bank of written texts, not an LLM",
-    "python": "the author's own LLM",
-    "openai": "",  # its model's name
-}
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _SCORES = {
     "em": "trained, best instruction",
     "em_initial_instruction": "trained, initial instruction",
     "em_with_hint": "trained, best instruction and hint",
     "em_before": "before training, initial instruction",
-}
-_WEIGHTS = {
-    "full": "Weights",
-    "adapter": "A LoRA adapter",
-    "merged": "Weights with a LoRA adapter merged in",
 }
 
 
@@ -285,18 +245,19 @@ def base_name(path: str) -> str:
     return Path(path).resolve().name if path else "a model without a name"
 
 
-def write_card(
-    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format
-) -> None:
-    """Replace README.md in a folder, which holds the policy in this format, with the finished run's model card.
+def write_card(folder: Path, config: RunConfig, run: RunDir, serving: Serving) -> None:
+    """Replace README.md in a folder, which holds the policy, with the finished run's model card.
 
     Texts of models and of the run file cannot end their block or become a tag, a link or a heading.
     """
     summary, chosen = read_result(run)
     (arm,) = summary["arms"].values()
+    weights = "Weights with a LoRA adapter merged in" if config.policy.lora else "Weights"
+    if is_adapter(folder):
+        weights = "A LoRA adapter"
     front = ModelCardData(
         base_model=hub_id(config.policy.path) or None,
-        library_name="peft" if kind == "adapter" else "transformers",
+        library_name="peft" if is_adapter(folder) else "transformers",
         pipeline_tag="text-generation",
         tags=["cotune", "grpo", config.strategy.kind],
         model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
@@ -316,40 +277,26 @@ def write_card(
     card = templates.get_template("card.md.j2").render(
         front=front.to_yaml(),
         config=config,
-        proposers=_PROPOSERS,
         chosen=chosen,
         serving=serving,
         arm=arm,
-        weights=_WEIGHTS[kind],
+        weights=weights,
         base=base_name(config.policy.path),
-        scores=_score_table(arm),
-        command=_serve_command(config, folder, kind),
+        scores={title: arm[name] for name, title in _SCORES.items() if arm.get(name) is not None},
+        command=_serve_command(config, folder),
         trained_by="cotune.JointTrainer" if isinstance(config, ScriptRun) else "cotune train",
         settings=_settings(run.read_config()),
     )
     write_atomic(folder / "README.md", card)
 
 
-def _score_table(arm: Row) -> str:
-    """Return a table of scores, all questions, then each stratum; "" without test questions."""
-    names = [name for name in _SCORES if arm.get(name) is not None]
-    if not names:
-        return ""
-    rows = [["test questions", *(_SCORES[name] for name in names)], ["---", *["---:"] * len(names)]]
-    rows.append([f"all {arm['em_n']:,}", *(f"{arm[name]:.3f}" for name in names)])
-    for stratum in arm.get("em_by_stratum") or {}:
-        scores = [arm[f"{name}_by_stratum"].get(stratum) for name in names]
-        rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _serve_command(config: RunConfig, adapter: Path, kind: Format) -> str:
+def _serve_command(config: RunConfig, policy: Path) -> str:
     folder = "path/to/this/folder"
     greedy = """--override-generation-config '{"temperature": 0}'"""
-    if kind != "adapter":
+    if not is_adapter(policy):
         return f"vllm serve {folder} {greedy}"
     path = config.policy.path
-    rank = json.loads((adapter / "adapter_config.json").read_bytes())["r"]
+    rank = json.loads((policy / "adapter_config.json").read_bytes())["r"]
     weights = hub_id(path) or f"path/to/{base_name(path).removeprefix('bundled:')}"
     return (
         f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {rank} \\\n"
@@ -394,21 +341,18 @@ def code_block(text: str, language: str = "text") -> str:
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json")
 
 
-def export(folder: Path, format: Format | None = None, output: Path | None = None) -> Path:
+def export(folder: Path, merge: bool = False, output: Path | None = None) -> Path:
     """Write a finished run's best policy into a folder that can be served without changes; return the folder.
 
     Args:
-        format: "full" or, for a run with `policy.lora`, "adapter" as `best/` is; "merged" adds an
-            adapter to its base's weights. None is what `best/` is.
+        merge: add an adapter to its base's weights; whole weights stay as they are.
         output: the folder to write, which must be empty; `export` in the run folder by default.
 
     Raises:
-        ConfigError: the run is not finished, the format does not fit it, or `output` is not
-            empty or cannot be written. Nothing is written then.
+        ConfigError: the run is not finished, or `output` is not empty or cannot be written. Nothing is written then.
     """
     run, config = open_trained(folder)
     read_result(run)
-    kind = _choose_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
     if target.exists() and any(target.iterdir()):
@@ -418,7 +362,7 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
     staged = target / ".new"
     try:
         staged.mkdir(parents=True)
-        _stage(config, run, kind, staged)
+        _stage(config, run, merge and is_adapter(run.best_path), staged)
         for path in staged.iterdir():
             path.rename(target / path.name)
     finally:
@@ -428,23 +372,7 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
     return target
 
 
-def _choose_format(run: RunDir, format: Format | None) -> Format:
-    """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
-    trained = "all weights (no policy.lora)"
-    expected = "full"
-    fitting: tuple[Format, ...] = ("full", "merged")
-    if is_adapter(run.best_path):
-        trained = "an adapter (policy.lora)"
-        expected = "adapter or merged"
-        fitting = ("adapter", "merged")
-    if format is not None and format not in fitting:
-        raise ConfigError(
-            f"--format is {format}, but {run.path} trained {trained}; expected {expected}"
-        )
-    return "full" if "full" in fitting else format or "adapter"
-
-
-def _stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
+def _stage(config: RunConfig, run: RunDir, merge: bool, staged: Path) -> None:
     """Write the export into an empty folder; complete `best/` first if a kill has left it incomplete."""
     for path in sorted(run.best_path.rglob("*")):
         # It could copy any file into an export.
@@ -454,9 +382,9 @@ def _stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
             )
     check_whole(run.best_path)
     serving = complete_serving(run) or complete_best(config, run)
-    skipped = shutil.ignore_patterns(".*", *(_WEIGHT_FILES if kind == "merged" else ()))
+    skipped = shutil.ignore_patterns(".*", *(_WEIGHT_FILES if merge else ()))
     shutil.copytree(run.best_path, staged, ignore=skipped, dirs_exist_ok=True)
-    if kind == "merged":
+    if merge:
         from cotune.policy.local_policy import load
 
         base = policy_path(config.policy.path)
@@ -464,4 +392,4 @@ def _stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
         model.save_pretrained(staged)
         # That wrote the base's, which does not say how the policy was evaluated.
         shutil.copy(run.best_path / "generation_config.json", staged)
-        write_card(staged, config, run, serving, kind)
+        write_card(staged, config, run, serving)

@@ -121,8 +121,8 @@ def test_a_killed_run_steps_as_the_reference_loop(tmp_path: Path) -> None:
     assert not list(run.glob("checkpoints/**/*.safetensors"))  # the base is nowhere
 
     # It is exported as it is, or as whole weights that score the same.
-    for kind in ("adapter", "merged"):
-        exported, _ = load(export(run, kind, tmp_path / kind), "float32")
+    for merge in (False, True):
+        exported, _ = load(export(run, merge, tmp_path / f"merge-{merge}"), "float32")
         with torch.no_grad():
             torch.testing.assert_close(
                 scored(exported, second)[0], scored(best, second)[0], atol=1e-4, rtol=1e-5

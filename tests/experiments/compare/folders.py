@@ -1,10 +1,12 @@
 """Suites over the bundled world, and finished run folders that no training has to make."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.experiments import chains
@@ -112,6 +114,13 @@ class Processes:
         log.write_text("a first line\nValueError: it broke\n")
         self.made.append(Process(words, self._outcome))
         return self.made[-1]
+
+
+def shown(command: Callable[[Console], object]) -> str:
+    """What a command prints on its console, of 200 columns."""
+    out = io.StringIO()
+    command(Console(file=out, width=200))
+    return out.getvalue()
 
 
 Start = Callable[[Any], Processes]

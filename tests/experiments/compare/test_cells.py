@@ -132,18 +132,6 @@ def test_the_last_stage_has_its_quadrants_scored_once(tmp_path: Path, start: Sta
     assert again(2) == []
     assert again(0) == []
     assert again(3) == [first, last]
-    # Those of another policy, of other questions, and of the last stage alone.
-    (out / "grpo/seed-0/train/best").mkdir()
-    (out / "grpo/seed-0/train/best/best.json").write_text("{}")
-    quadrants(samples=3).write(Path(last))
-    processes.started.clear()
-    cells = cells_in(tmp_path, quadrant_samples=3, **changes)
-    run(cells, at_once=1)
-    assert [words[1] for words in processes.started] == [first, last]
-    # The fake scores another policy than the one that is kept.
-    assert cells[0].state == "failed"
-    assert cells[0].problem.startswith("stage quadrants, status 0: ValueError: it broke (see ")
-    assert cells[0].problem.endswith("grpo/seed-0/quadrants.log)")
 
 
 def test_processes_are_ended_where_the_suite_is(tmp_path: Path, start: Start) -> None:

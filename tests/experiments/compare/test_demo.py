@@ -1,28 +1,18 @@
 """The demos: suites that ship, their folder, a stop, and the tables that they end with."""
 
-import io
 from pathlib import Path
 
-import pytest
-from rich.console import Console
-
 from cotune.config.run_file import RunConfig
-from cotune.errors import Stopped
 from cotune.experiments.compare import running
 from cotune.experiments.compare.running import cells_of, demo
 from cotune.experiments.compare.suite_file import load_suite
-from tests.experiments.compare.folders import HALF, Start, finish
+from tests.experiments.compare.folders import HALF, Start, finish, shown
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
 
 def run(folder: Path, seed: int = 0) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    try:
-        demo(folder, seed, console)
-    finally:
-        shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    return shown
+    return shown(lambda console: demo(folder, seed, console))
 
 
 def good(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -49,25 +39,12 @@ def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
 
 def test_a_demo_is_a_suite_and_is_shown_again(tmp_path: Path, start: Start) -> None:
     processes, folder = start(good), tmp_path / "demo"
-    shown = run(folder)
-    assert "policy rollouts each; proposals by offline rules" in shown
-    assert f"report: {folder / 'report.html'}" in shown
+    told = run(folder)
+    assert "policy rollouts each; proposals by offline rules" in told
+    assert f"report: {folder / 'report.html'}" in told
     started = sum(len(row.stages) for row in cells_of(*load_suite(SUITE)))
     assert len(processes.started) == started
-    assert shown.splitlines()[-1] == run(folder).splitlines()[-1]
+    assert told.splitlines()[-1] == run(folder).splitlines()[-1]
     assert len(processes.started) == started
     run(folder, 1)
     assert len(processes.started) == 2 * started
-
-
-def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
-    tmp_path: Path, start: Start
-) -> None:
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        raise KeyboardInterrupt
-
-    start(outcome)
-    with pytest.raises(Stopped) as said:
-        run(tmp_path / "demo", 3)
-    again = f"stopped; resume with: cotune demo --output {tmp_path / 'demo'} --seed 3"
-    assert str(said.value) == again

@@ -63,7 +63,6 @@ def test_figures_are_means_over_seeds(summary_of: Summary) -> None:
     assert inspo["gain"]["mean"] == 0.5
     assert baseline["gain"] is None
     assert inspo["costs"]["rollouts"] == 40
-    assert inspo["rollouts_by_purpose"] == {"train": 32, "verify": 8}
     costs = [inspo["costs"][name] for name in ("evaluation_rollouts", "llm_calls", "money")]
     assert costs == [9, 2, 0.5]
     assert inspo["runs"]["1"] == ["inspo/seed-1/train"]
@@ -73,7 +72,7 @@ def test_figures_are_means_over_seeds(summary_of: Summary) -> None:
     # Of two questions a stratum one differs: in a sixteenth of the draws none does.
     assert summary["verdict"] == (
         "Held-out exact match over GRPO: INSPO +50.0 points (95 %: +0 to +100), which may be none; at a budget "
-        "of 40 policy rollouts, over 2 seeds."
+        "of 40 policy rollouts, over seeds and questions."
     )
 
 
@@ -127,7 +126,7 @@ def test_the_focus_is_what_is_scored(summary_of: Summary) -> None:
     assert rows["inspo"]["score"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}
     assert summary["verdict"] == (
         "Held-out exact match on “2…” questions over GRPO: INSPO +100.0 points (95 %: −32 to +100), which may be "
-        "none; at a budget of 40 policy rollouts, over 2 seeds."
+        "none; at a budget of 40 policy rollouts, over seeds and questions."
     )
     _, rows = summary_of(outcome, focus="9")
     assert "no test question has a stratum that begins with '9'" in rows["grpo"]["problem"]
@@ -158,8 +157,7 @@ def test_what_failed_is_a_row_with_its_reason(summary_of: Summary) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
 
-    summary, rows = summary_of(outcome)
-    assert summary["verdict"].endswith(", over one seed, which says nothing of others.")
+    _, rows = summary_of(outcome)
     row = rows["inspo"]
     assert row["status"] == "failed"
     assert row["problem"].startswith("seed 1: failed: stage train, status 1: ValueError: it broke")
@@ -167,30 +165,22 @@ def test_what_failed_is_a_row_with_its_reason(summary_of: Summary) -> None:
     assert row["gain"]["mean"] == 0.5  # on the seed that both have
 
 
-@pytest.mark.parametrize(
-    ("how", "seed"), [("no evaluation", 0), ("fewer questions", 1), ("no trajectories", 0)]
-)
 def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
-    how: str, seed: int, tmp_path: Path, summary_of: Summary
+    tmp_path: Path, summary_of: Summary
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         good(config, words)
-        if config.strategy.kind == "inspo" and config.seed == seed:
+        if config.strategy.kind == "inspo" and config.seed == 0:
             for path in (config.output / "trajectories").iterdir():
-                if how == "fewer questions":
-                    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-                elif how == "no trajectories":
-                    path.unlink()
-            if how == "no evaluation":
-                (config.output / "events.jsonl").write_text("")
+                path.unlink()
         return 0
 
     _, rows = summary_of(outcome)
     row = rows["inspo"]
     assert row["status"] == "failed"
-    folder = tmp_path / f"out/inspo/seed-{seed}/train"
-    assert row["problem"].startswith(f"seed {seed}: failed: {folder}: was ")
-    assert row["by_seed"] == {str(1 - seed): 1.0}
+    folder = tmp_path / "out/inspo/seed-0/train"
+    assert row["problem"].startswith(f"seed 0: failed: {folder}: was ")
+    assert row["by_seed"] == {"1": 1.0}
     assert rows["grpo"]["status"] == "ok"
 
 
@@ -214,25 +204,6 @@ def tables(told: dict[str, Any]) -> list[str]:
     """A suite's tables as the console shows them."""
     suite = SuiteSummary.model_validate(told)
     return [printed(on_console(table)) for table in suite_tables(suite, brief=True).values()]
-
-
-TOLD = summary(
-    method("grpo", "trained", 0.33, label="GRPO"),
-    method("gepa", "prompt", None, status="failed", problem="no LLM answered"),
-    method("inspo", "ours", 0.976, label="INSPO"),
-)
-
-
-def test_the_console_table_groups_methods_and_says_what_failed() -> None:
-    lines = tables(TOLD)[0].splitlines()
-    assert lines[0].strip() == "Held-out exact match"
-    names = [line.partition("│")[0].strip() for line in lines[4:]]
-    assert names == [
-        "Trained", "GRPO (baseline)", "Prompt only", "gepa (failed)", "Ours", "INSPO",
-    ]  # fmt: skip
-    assert [cell.strip() for cell in lines[-1].split("│")] == [
-        "INSPO", "97.6 % (93–100)", "+64.6 (+59 to +71)", "33.0 % (27–38)", "1x (3 088)",
-    ]  # fmt: skip
 
 
 def test_the_console_shows_scores_by_weights_and_instruction() -> None:
@@ -277,5 +248,5 @@ def test_strata_and_costs_have_tables_of_their_own() -> None:
     assert by_stratum.count("50.0") == 10
     row = next(line for line in costs.splitlines() if line.strip().startswith("inspo"))
     assert [cell.strip() for cell in row.split("│")[1:]] == [
-        "3 088", "2 600", "488", "1 200", "165 000", "11", "$0.00", "1 min 50 s",
+        "3 088", "1 200", "165 000", "11", "$0.00", "1 min 50 s",
     ]  # fmt: skip

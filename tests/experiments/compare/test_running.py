@@ -1,6 +1,5 @@
 """The command: what it writes and shows, its folder, its exit status, a kill and what follows."""
 
-import io
 import json
 import signal
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
@@ -19,7 +17,7 @@ from cotune.policy.local_policy import load
 from cotune.run.json_files import read_jsonl
 from cotune.run.record import Record
 from cotune.run.run_dir import read_summary
-from tests.experiments.compare.folders import HALF, Start, finish, good, suite_file
+from tests.experiments.compare.folders import HALF, Start, finish, good, shown, suite_file
 from tests.forked import run_module
 from tests.helpers import is_locked
 from tests.policy.tiny import small_policy
@@ -28,24 +26,19 @@ FORKED_COMPARE = "tests.experiments.compare.forked_compare"
 
 
 def run(file: Path) -> str:
-    console = Console(file=io.StringIO(), width=150)
-    try:
-        compare(file, console)
-    finally:
-        shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    return shown
+    return shown(lambda console: compare(file, console))
 
 
 def test_summary_and_report_are_written(tmp_path: Path, start: Start) -> None:
     start(good)
-    shown = run(suite_file(tmp_path, caption="Of two methods."))
-    assert "inspo, seed 0: train begins" in shown
-    assert "inspo, seed 1: done (4 of 4)" in shown
-    assert "INSPO" in shown
-    assert "Of two methods." in shown
+    told = run(suite_file(tmp_path, caption="Of two methods."))
+    assert "inspo, seed 0: train begins" in told
+    assert "inspo, seed 1: done (4 of 4)" in told
+    assert "INSPO" in told
+    assert "Of two methods." in told
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
-    assert summary["verdict"] in shown.replace("\n", " ")
+    assert summary["verdict"] in told.replace("\n", " ")
     page = (tmp_path / "out/report.html").read_text()
     assert "GRPO" in page
     assert "Of two methods." in page
@@ -78,7 +71,9 @@ def test_a_failure_is_told_after_the_others_are_reported(
     assert problem.removeprefix("INSPO: ") in (tmp_path / "out/report.html").read_text()
 
 
-def test_ctrl_c_leaves_what_is_there(tmp_path: Path, start: Start) -> None:
+def test_ctrl_c_leaves_what_is_there(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         if config.strategy.kind == "inspo":
             raise KeyboardInterrupt
@@ -86,7 +81,9 @@ def test_ctrl_c_leaves_what_is_there(tmp_path: Path, start: Start) -> None:
 
     start(outcome)
     file = suite_file(tmp_path, at_once=1)
-    with pytest.raises(Stopped, match=f"stopped; resume with: cotune compare {file}"):
+    monkeypatch.setattr("sys.argv", ["cotune", "compare", str(file), "--set", "seeds=[0, 1]"])
+    again = f"stopped; resume with: cotune compare {file} --set 'seeds=\\[0, 1\\]'"
+    with pytest.raises(Stopped, match=again):
         run(file)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["unfinished", "unfinished"]

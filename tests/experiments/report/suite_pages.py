@@ -52,7 +52,6 @@ def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, 
             "gain": spread(mean - 0.33, mean - 0.39, mean - 0.27),
             "plain": spread(0.33, 0.27, 0.38),
             "instruction": PLAIN, "costs": COSTS,
-            "rollouts_by_purpose": {"train": 2600, "verify": 488},
         } | more  # fmt: skip
     return {
         "name": name, "label": name, "group": group, "compute": "1x", "status": "ok", "problem": "",
@@ -107,7 +106,6 @@ def build_suite(folder: Path) -> dict[str, Any]:
             0.1,
             label="Direct",
             costs=COSTS | {"rollouts": 0},
-            rollouts_by_purpose={},
         ),
         method("search-r1", "trained", 0.33, label="Search-R1", runs=runs["search-r1"]),
         method(

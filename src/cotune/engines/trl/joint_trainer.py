@@ -41,7 +41,7 @@ from cotune.engines.trl.trl_joint import TRLJoint, close_reports, report_scores,
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
-from cotune.export.export import write_templates
+from cotune.export.export import write_template
 from cotune.llm.client import NoLLM
 from cotune.policy.adapters import save_weights, trained_dtype
 from cotune.policy.codec import HFCodec, PlainCodec
@@ -367,11 +367,11 @@ class JointTrainer(PolicyUpdate):
         return world().broadcast(chosen)
 
     @contextmanager
-    def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
-        """Open the run folder, and record the run in it; `steps` are trained, None is all."""
+    def record_run(self, *, resume: bool) -> Iterator[Record]:
+        """Open the run folder, and record the run in it."""
         settings = self.settings
         joint = self.joint
-        with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
+        with opened_run(settings, joint.total_batches, resume=resume) as record:
             llm = NoLLM()
             # The other ranks never ask the LLM, and making the user's own may load a model.
             if world().rank == 0:
@@ -521,7 +521,7 @@ class JointTrainer(PolicyUpdate):
         if self.args.should_save and not _internal_call:
             folder = Path(output_dir or cast(str, self.args.output_dir))
             parts = self.joint.parts
-            _, reason = write_templates(
+            _, reason = write_template(
                 cast("dict[str, Any]", self.args.chat_template_kwargs or {}),  # pyright: ignore
                 folder,
                 self.best_instruction,

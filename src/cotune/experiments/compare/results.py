@@ -14,7 +14,7 @@ from cotune.experiments.compare.running import SuiteCell
 from cotune.experiments.compare.suite_file import Group, SuiteConfig
 from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
 from cotune.experiments.statistics import Ends, ScoreTable, focus_on, gain, interval
-from cotune.run.costs import PURPOSES, policy_rollouts
+from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
@@ -70,7 +70,6 @@ class SuiteMethod(BaseModel, frozen=True):
     quadrants: dict[str, dict[str, Spread]] = {}
     divergence: dict[str, Spread] = {}
     costs: dict[str, float] = {}
-    rollouts_by_purpose: dict[str, float] = {}
     finished: int
     instruction: str | None = None
     runs: dict[str, list[str]]
@@ -145,20 +144,18 @@ class SuiteSummary(BaseModel, frozen=True):
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05
 """The share by which a row's rollouts may differ from its compute class."""
-_COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
 _COLUMNS = ["row", "seed", "figure", "question", "stratum", "reward"]
 
 
 def summarise(suite: SuiteConfig, cells: Sequence[SuiteCell], llm: str) -> SuiteSummary:
     """Return a suite's summary over its finished runs; mark a cell as failed if its evaluation is unusable."""
     tables: list[ScoreTable] = []
-    sizes: dict[str, int] = {}
     finished: list[SuiteCell] = []
     for cell in cells:
         if cell.state != "done":
             continue
         try:
-            tables.append(_scores_of(cell, sizes))
+            tables.append(_scores_of(cell))
             finished.append(cell)
         except (CotuneError, OSError, KeyError, TypeError) as error:
             cell.fail(error)
@@ -190,14 +187,13 @@ def summarise(suite: SuiteConfig, cells: Sequence[SuiteCell], llm: str) -> Suite
     return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
-def _scores_of(cell: SuiteCell, sizes: dict[str, int]) -> ScoreTable:
+def _scores_of(cell: SuiteCell) -> ScoreTable:
     """Read what a finished cell scored, before its first stage and after its last.
 
     The figures are "before" training; "score", after it under the best instruction; "plain", after it under the initial
     one; its quadrants ("trained_plain greedy") and their divergences ("KL plain").
 
-    Raises ConfigError: the last stage was not evaluated, or on another number of questions than at other seeds; `sizes`
-    has it by row, and a row's first cell sets it.
+    Raises ConfigError: the last stage was not evaluated, or on no question that the suite's focus is on.
     """
     first, last = (RunDir.open(cell.folder / cell.stages[index]) for index in (0, -1))
     figures: dict[str, ScoreTable] = {}
@@ -217,18 +213,10 @@ def _scores_of(cell: SuiteCell, sizes: dict[str, int]) -> ScoreTable:
                 "reward": [float(row["reward"]) for row in rows],
             }
         )
-        if name != "plain":
-            scored = len(focus_on(figures[name], cell.suite.focus))
-            expected = sizes.setdefault(cell.entry.key, scored)
-            if not scored:
-                raise ConfigError(
-                    f"{last.path}: no test question has a stratum that begins with {cell.suite.focus!r}, the focus"
-                )
-            if scored != expected:
-                raise ConfigError(
-                    f"{last.path}: was tested on {scored} questions to be scored; expected {expected}, the same for "
-                    "each seed"
-                )
+        if focus_on(figures[name], cell.suite.focus).empty:
+            raise ConfigError(
+                f"{last.path}: no test question has a stratum that begins with {cell.suite.focus!r}, the focus"
+            )
     if "score" not in figures:
         raise ConfigError(
             f"{last.path}: was not evaluated on test questions at its end; remove the folder, and "
@@ -298,8 +286,7 @@ def _method(
         status=status,
         problem="; ".join(filter(None, [*without, unequal])),
         runs={str(cell.seed): folders for cell in cells if (folders := cell.run_folders())},
-        costs=_means([_cost(cell) for cell in done]),
-        rollouts_by_purpose=_means([_purposes(cell) for cell in done]),
+        costs=pd.DataFrame([_cost(cell) for cell in done]).mean().to_dict(),
         finished=len(done),
         instruction=done[0].finished[-1]["best_instruction"] if done else None,
         gain=gained,
@@ -310,7 +297,7 @@ def _method(
 def unequal_compute(cells: Sequence[SuiteCell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
-        paid = policy_rollouts(_purposes(cell))
+        paid = _paid(cell)
         low = cell.allowance * (1 - TOLERANCE)
         high = cell.allowance * (1 + TOLERANCE)
         if not low <= paid <= high:
@@ -321,28 +308,20 @@ def unequal_compute(cells: Sequence[SuiteCell]) -> str:
     return ""
 
 
-def _purposes(cell: SuiteCell) -> Counter[str]:
-    """Return the policy rollouts of all stages by purpose, without evaluation."""
-    purposes = Counter[str]()
-    for figures in cell.finished:
-        purposes.update(figures["policy_rollouts"])
-    del purposes["evaluate"]
-    return purposes
+def _paid(cell: SuiteCell) -> int:
+    """Return the policy rollouts of all stages, without evaluation."""
+    return sum(policy_rollouts(figures["policy_rollouts"]) for figures in cell.finished)
 
 
 def _cost(cell: SuiteCell) -> dict[str, float]:
     """Return what all stages of a cell spent together."""
     costs = {key: sum(figures.get(key) or 0 for figures in cell.finished) for key in _SUMS}
-    costs["rollouts"] = policy_rollouts(_purposes(cell))
+    costs["rollouts"] = _paid(cell)
     evaluated = sum(figures["policy_rollouts"].get("evaluate", 0) for figures in cell.finished)
     if cell.suite.quadrant_samples and (quadrants := cell.quadrants()) is not None:
         evaluated += quadrants.rollouts
         costs["generated_tokens"] += quadrants.generated_tokens
     return {**costs, "evaluation_rollouts": evaluated}
-
-
-def _means(amounts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return pd.DataFrame(amounts).fillna(0).mean().to_dict()
 
 
 def _spreads(suite: SuiteConfig, scores: ScoreTable) -> dict[str, Any]:
@@ -387,26 +366,18 @@ def _gain(suite: SuiteConfig, method: ScoreTable, baseline: ScoreTable) -> Sprea
 
 
 def _verdict(suite: SuiteSummary) -> str:
-    """Say in one sentence what the methods of the group "ours" gained over the baseline; without any, the best."""
-    baseline = suite.baseline_method
+    """Say in one sentence what the best method of the group "ours" gained over the baseline; without any, the best."""
     compared = [(row, row.gain) for row in suite.methods if row.gain]
-    if baseline.score is None or not compared:
+    if not compared:
         return "No comparison yet: too few runs are finished."
-    joint = [(row, gained) for row, gained in compared if row.group == "ours"]
-    leading = joint[:_COMPARED] or [max(compared, key=lambda pair: pair[1].mean)]
-    form = Scores(suite.shares)
-    clauses: list[str] = []
-    for row, gained in leading:
-        cell = form.cell(gained.mean, gained.interval, change=True)
-        ends = f" (95 %: {cell.note})" if cell.note else ""
-        clear = "" if cell.css else ", which may be none"
-        clauses.append(f"{row.label} {cell.text}{' points' * suite.shares}{ends}{clear}")
-    seeds = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row, _ in compared}
-    over = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
-    over = "one seed, which says nothing of others" if over == "1" else f"{over} seeds"
+    ours = [(row, gained) for row, gained in compared if row.group == "ours"]
+    best, gained = max(ours or compared, key=lambda pair: pair[1].mean)
+    cell = Scores(suite.shares).cell(gained.mean, gained.interval, change=True)
+    ends = f" (95 %: {cell.note})" if cell.note else ""
+    clear = "" if cell.css else ", which may be none"
     return (
-        f"{suite.title} over {baseline.label}: {'; '.join(clauses)}; at a budget of {suite.budget:,} policy "
-        f"rollouts, over {over}."
+        f"{suite.title} over {suite.baseline_method.label}: {best.label} {cell.text}{' points' * suite.shares}{ends}"
+        f"{clear}; at a budget of {suite.budget:,} policy rollouts, over {suite.varied}."
     )
 
 
@@ -494,20 +465,11 @@ def _stratum_column(suite: SuiteSummary, name: str) -> Column:
 def _cost_table(suite: SuiteSummary) -> Table:
     """Return the cost of one run of each method."""
 
-    def purpose(name: str) -> Column:
-        def cell(method: SuiteMethod) -> Cell:
-            absent = 0 if method.costs else None
-            return Cell(count(method.rollouts_by_purpose.get(name, absent)))
-
-        return Cell(name), cell
-
     def cost(name: str, key: str, form: Callable[[float | None], str] = count) -> Column:
         return Cell(name), lambda method: Cell(form(method.costs.get(key)))
 
-    paid_for = {name for m in suite.methods for name, paid in m.rollouts_by_purpose.items() if paid}
     columns = [
         cost("Policy rollouts", "rollouts"),
-        *(purpose(name) for name in PURPOSES if name in paid_for),
         cost("Evaluation rollouts", "evaluation_rollouts"),
         cost("Generated tokens", "generated_tokens"),
         cost("LLM calls", "llm_calls"),

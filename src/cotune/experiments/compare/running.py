@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -40,7 +41,7 @@ from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need
 from cotune.utils.processes import stopped_by_sigterm
-from cotune.utils.tables import on_console, plain_table
+from cotune.utils.tables import on_console
 from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -162,13 +163,8 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[SuiteCell]:
     return cells
 
 
-def compare(
-    path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
-) -> "SuiteSummary":
+def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> "SuiteSummary":
     """Run what a suite is missing, write its summary and its report; return the summary.
-
-    Args:
-        again: the command that resumes the suite; None for `cotune compare`.
 
     Raises:
         ConfigError: the suite file is invalid, or its folder holds something else.
@@ -193,8 +189,7 @@ def compare(
                 run_chains(cells, suite.at_once, watch)
         except KeyboardInterrupt:
             _write(suite, cells)
-            fields = (word for assignment in assignments for word in ("--set", assignment))
-            command = again or shlex.join(["cotune", "compare", str(path), *fields])
+            command = shlex.join(["cotune", *sys.argv[1:]])
             raise Stopped(f"stopped; resume with: {command}") from None
         summary = _write(suite, cells)
     _show(summary, suite, console)
@@ -216,37 +211,24 @@ def demo(folder: Path, seed: int, console: Console) -> "SuiteSummary":
     suites = resources.files("cotune.experiments.compare") / "suites"
     with resources.as_file(suites / "demo.yaml") as file:
         fields = (f"output={json.dumps(str(folder))}", f"seeds=[{seed}]")
-        words = ["cotune", "demo", "--output", str(folder), "--seed", str(seed)]
-        return compare(file, console, fields, shlex.join(words))
+        return compare(file, console, fields)
 
 
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> list[RunConfig]:
-    """Show what a suite would run, and return its run files, still to be checked; run nothing.
+    """Show what a suite would run, and return the first seed's run files, still to be checked; run nothing.
 
     Raises ConfigError: `cotune train` would reject a run file on any machine.
     """
     suite, base = load_suite(path, assignments)
     cells = cells_of(suite, base)
     _print_heading(suite, cells, console)
-    numbers = ("steps", "policy rollouts", "LLM calls")
-    table = plain_table("", ("method", "stage", "strategy"), numbers)
-    configs: list[RunConfig] = []
-    for cell in cells[: len(suite.methods)]:
-        for stage, config in zip(cell.stages, cell.planned, strict=True):
-            planned = plan_run(config)
-            rollouts = policy_rollouts(planned.rollouts)
-            table.add_row(
-                cell.label if stage == cell.stages[0] else "",
-                stage,
-                config.strategy.kind,
-                f"{config.training.steps:,}",
-                f"{min(rollouts, config.training.rollout_budget or rollouts):,}",
-                f"up to {planned.calls:,}" if planned.calls else "",
-            )
-        configs += cell.planned
-    console.print(table)
+    configs = [config for cell in cells[: len(suite.methods)] for config in cell.planned]
+    calls = sum(plan_run(config).calls for config in configs)
     finished = sum(cell.state == "done" for cell in cells)
-    console.print(f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}")
+    console.print(
+        f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}; LLM calls of a seed: "
+        f"up to {calls:,}"
+    )
     return configs
 
 
@@ -299,8 +281,4 @@ def _show(summary: "SuiteSummary", suite: SuiteConfig, console: Console) -> None
         line(method.complaint, "yellow")
     line(summary.verdict, "bold")
     line(suite.caption, "dim")
-    changed = [m for m in summary.methods if m.score and m.plain and m.plain.mean != m.score.mean]
-    if changed:
-        best = max(changed, key=lambda method: method.score.mean if method.score else 0.0)
-        line(f"best instruction ({best.label}): {best.instruction}")
     line(f"folder: {suite.output}   report: {suite.output / 'report.html'}")
