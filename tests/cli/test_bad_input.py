@@ -192,7 +192,7 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(training, "Preflight", fails)
+    monkeypatch.setattr(training, "passed", fails)
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
@@ -249,6 +249,11 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
         error = refused(command, script)
         assert "resume_from_checkpoint=True" in error
     assert "trainer.plan()" in refused("plan", script / "run.yaml")
+
+
+def test_a_plan_without_the_data_takes_no_steps_on_it(tmp_path: Path, refused: Refused) -> None:
+    words = ["plan", str(tmp_path / "run.yaml"), "--questions", "9,1,1", "--steps", "1"]
+    assert "--questions plans without the data" in refused(*words)
 
 
 RUN: dict[str, Any] = {

@@ -283,9 +283,16 @@ def measure(
     measure_(run_folders, _console(), evaluation, reworded, then or (), output)
 
 
-@_command(_START, "plan run.yaml --processes 8")
+@_command(_START, "plan run.yaml --steps 2")
 def plan(
     run_file: RunFile,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Also run this many steps in a temporary folder and measure them. LLM calls are real.",
+        ),
+    ] = None,
     processes: Annotated[
         int,
         typer.Option(
@@ -302,10 +309,18 @@ def plan(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost and memory without running it."""
+    """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
     from cotune.cli.plan import plan as plan_
+    from cotune.cli.plan import plan_by_steps
 
-    plan_(run_file, _console(), set_ or (), processes, questions)
+    if questions is not None and steps is not None:
+        raise ConfigError(
+            "--questions plans without the data, and --steps trains on it; expected one of them"
+        )
+    console = _console()
+    plan_(run_file, console, set_ or (), processes, questions)
+    if steps is not None:
+        plan_by_steps(run_file, console, steps, set_ or ())
 
 
 @_command(_START, "doctor run.yaml")

@@ -81,11 +81,16 @@ def resume(
 def _train(config: RunConfig, console: Console, *, resume: bool) -> None:
     """Check a run, load it, and train it to its end."""
     with step_progress(console):
-        quiet_libraries(config)
-        checked = Preflight(config, new=not resume).require()
+        checked = passed(config, new=not resume)
         setup = checked.engine.prepare(checked, console)
         _show_headline(config, console)
         checked.engine.train(setup, resume=resume)
+
+
+def passed(config: RunConfig, *, new: bool = True) -> Preflight:
+    """Run all checks, cheap ones first, and write nothing; the run folder is to be created if `new`."""
+    quiet_libraries(config)
+    return Preflight(config, new=new).require()
 
 
 def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:

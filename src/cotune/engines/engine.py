@@ -4,6 +4,7 @@ To add one, write a module that defines an `Engine` as `ENGINE`, and add it to `
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,11 +13,26 @@ from rich.console import Console
 from cotune.config.build import run_policy
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
+from cotune.run.costs import Totals
 from cotune.utils.packages import ENGINES, install_engine, installed
 
 if TYPE_CHECKING:
     from cotune.engines.estimate import Layout
     from cotune.engines.preflight import Check, Preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measurements of the first steps of a run.
+
+    Attributes:
+        steps: the seconds of each step: of evolution before its rollouts, and of rollouts and update.
+        gpu_memory: peak memory reserved on this process's GPU in bytes; None without a GPU.
+    """
+
+    steps: Sequence[tuple[float, float]]
+    totals: Totals
+    gpu_memory: int | None = None
 
 
 class Engine(Protocol):
@@ -64,6 +80,12 @@ class Engine(Protocol):
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
         """Return what a server charges at most for rollouts, counted by purpose, in a line; "" if none does."""
         return ""
+
+    def measure(self, setup: Any, steps: int) -> Measured:
+        """Train the first steps of what `prepare` made for a temporary folder, without evaluation, and time them."""
+        raise ConfigError(
+            "--steps: this engine does not time steps; leave it out, or set training.engine: trl"
+        )
 
 
 def engine_named(name: str) -> Engine:

@@ -26,7 +26,7 @@ from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.tinker.run import TinkerBest, learning_rate
 from cotune.engines.tinker.server_policy import Adapter, server_path
-from cotune.errors import EngineError
+from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluation import evaluate_run
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.experiments.evaluate.score_quadrants import evaluate_quadrants
@@ -319,4 +319,6 @@ def test_commands(
     assert "memory: unknown, the run file does not name the GPUs" in planned
     FakeServer(policy, reduction="mean of rows").install(monkeypatch)
     assert "adds up losses in an unknown way" in refused("train", file)
+    with pytest.raises(ConfigError, match="does not time steps"):
+        preflight(raw).engine.measure(None, 1)
     assert os.listdir(tmp_path) == ["run.yaml"]

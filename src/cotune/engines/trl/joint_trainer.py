@@ -367,11 +367,11 @@ class JointTrainer(PolicyUpdate):
         return world().broadcast(chosen)
 
     @contextmanager
-    def record_run(self, *, resume: bool) -> Iterator[Record]:
-        """Open the run folder, and record the run in it."""
+    def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
+        """Open the run folder, and record the run in it; `steps` are trained, None is all."""
         settings = self.settings
         joint = self.joint
-        with opened_run(settings, joint.total_batches, resume=resume) as record:
+        with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
             llm = NoLLM()
             # The other ranks never ask the LLM, and making the user's own may load a model.
             if world().rank == 0:

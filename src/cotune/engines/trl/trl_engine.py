@@ -17,6 +17,7 @@ from cotune.utils.progress import begin
 from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
+    from cotune.engines.engine import Measured
     from cotune.engines.trl.joint_trainer import JointTrainer
 
 
@@ -66,6 +67,11 @@ class TRL(Engine):
             return replace(layout, share=0.0)
         share = float(args.get("vllm_gpu_memory_utilization", 0.3))
         return replace(layout, share=share)
+
+    def measure(self, setup: "JointTrainer", steps: int) -> "Measured":
+        from cotune.engines.trl.run_file_setup import measure_steps
+
+        return measure_steps(setup, steps)
 
 
 def arguments(config: RunConfig, starting: bool) -> str:
