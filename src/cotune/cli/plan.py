@@ -1,4 +1,4 @@
-"""`cotune plan`: the most that a run can spend, and the memory of its GPUs; --steps runs some steps to time it all."""
+"""`cotune plan`: the most that a run can spend, and what training holds in memory; --steps runs some steps to time it all."""
 
 import math
 import tempfile
@@ -26,13 +26,11 @@ def plan(
     path: Path,
     console: Console,
     assignments: Sequence[str] = (),
-    processes: int = 1,
     questions: str | None = None,
 ) -> None:
     """Print the most that a run can spend, before it spends anything.
 
     Args:
-        processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
 
     Raises:
@@ -54,44 +52,24 @@ def plan(
         console.print(price, markup=False, highlight=False)
     with step_progress(console):
         begin("estimating the memory")
-        _show_memory(config, planned, console, processes)
+        _show_memory(config, console)
 
 
-def _show_memory(config: RunConfig, planned: Plan, console: Console, processes: int) -> None:
-    """Print the maximum memory of each GPU; if unknown, why."""
-    training = config.training
-    # Rollouts of training come a step at a time, all others in one batch.
-    batch = training.questions_per_step * training.group_size
-    batches = {**planned.rollouts, "train": min(planned.rollouts["train"], batch)}
-    rows = min(training.rows_per_call, max(1, *batches.values()))
+def _show_memory(config: RunConfig, console: Console) -> None:
+    """Print what training holds in memory; if unknown, why."""
     try:
-        layout = engine_of(config).layout(config, processes)
-        memory = memory_of(config, shape_of(config.policy), layout, rows)
+        dtype = engine_of(config).loaded_dtype(config)
+        memory = memory_of(config, shape_of(config.policy), dtype)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False, highlight=False)
         return
-    table = plain_table("Memory of a GPU, estimated, at most", [""], ["sampling", "training"])
-    peaks = (memory.sampling or 0, memory.training)
-    for label, parts in [*memory.rows.items(), ("in all", peaks)]:
-        if label == "in all":
-            table.add_section()
-        if any(parts):
-            table.add_row(label, *(size(part) if part else "" for part in parts))
-    console.print(table)
-    of = f"of {memory.parameters:,} " if config.policy.lora else ""
-    gpus = f"{layout.gpus} GPU{'' if layout.gpus == 1 else 's'}"
-    spread = "each holds all of it"
-    if layout.shards > 1:
-        spread = f"weights, gradients and moments are spread over {layout.shards}"
-    elif layout.zero > 1:
-        spread = f"moments are spread over {layout.zero}"
+    parts = ", ".join(f"{name} {size(count)}" for name, count in memory.parts.items() if count)
     lines = [
-        f"Trained: {memory.trained:,} {of}parameters on {gpus}; {spread}. CUDA and "
-        "fragmentation take 1 to 2 GiB in addition. Time: cotune plan --steps measures this machine."
+        f"memory: {size(sum(memory.parts.values()))} ({parts}), which sharding spreads over the GPUs; "
+        f"{memory.trained:,} parameters are trained. Activations and the KV cache come on top: cotune plan --steps "
+        "measures this machine."
     ]
-    if layout.share:
-        lines.append(f"vLLM takes {layout.share:.0%} of each GPU while it samples.")
-    lost = rounding_notice(memory.dtype, training.learning_rate)
+    lost = rounding_notice(memory.dtype, config.training.learning_rate)
     if lost and config.policy.lora is None:
         lines.append(f"notice: {lost}")
     for line in lines:

@@ -17,7 +17,6 @@ from cotune.run.costs import Totals
 from cotune.utils.packages import ENGINES, install_engine, installed
 
 if TYPE_CHECKING:
-    from cotune.engines.estimate import Layout
     from cotune.engines.preflight import Check, Preflight
 
 
@@ -73,12 +72,8 @@ class Engine(Protocol):
         """
         ...
 
-    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        """Return where a run trains and samples, to estimate its memory; ValueError if nobody here knows.
-
-        Args:
-            processes: how many processes train, if the run file does not say.
-        """
+    def loaded_dtype(self, config: RunConfig) -> str:
+        """Return the type that a run loads its weights in, "auto" for the checkpoint's; ValueError if a server trains."""
         raise ValueError("the run file does not name the GPUs that train and sample")
 
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
