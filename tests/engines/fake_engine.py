@@ -67,9 +67,6 @@ class Fake(Engine):
             save_state(checkpoint, {"batches": step})
         conclude(settings, run, _outcome(config, run, checked), checked.environment)
 
-    def loaded_dtype(self, config: RunConfig) -> str:
-        return config.policy.dtype
-
 
 def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:
     """Scores by hand, and best/ as engines leave it."""

@@ -307,7 +307,7 @@ def plan(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
+    """Estimate a run's rollouts and cost without running it; with --steps also its time and memory."""
     from cotune.cli.plan import plan as plan_
     from cotune.cli.plan import plan_by_steps
 

@@ -1,4 +1,4 @@
-"""`cotune plan`: the most that a run can spend, and what training holds in memory; --steps runs some steps to time it all."""
+"""`cotune plan`: the most that a run can spend, and with --steps the time and memory of some steps."""
 
 import math
 import tempfile
@@ -13,11 +13,9 @@ from cotune.config.library_settings import quiet_libraries
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import Measured, engine_of
-from cotune.engines.estimate import memory_of, shape_of
 from cotune.errors import ConfigError, Stopped
-from cotune.policy.precision import rounding_notice
 from cotune.utils.processes import stopped_by_sigterm
-from cotune.utils.progress import begin, step_progress
+from cotune.utils.progress import step_progress
 from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import size
 
@@ -50,30 +48,6 @@ def plan(
     show_plan(planned, config.name, config.limits, config.proposer, console)
     if price := engine_of(config).price(config, planned.rollouts):
         console.print(price, markup=False, highlight=False)
-    with step_progress(console):
-        begin("estimating the memory")
-        _show_memory(config, console)
-
-
-def _show_memory(config: RunConfig, console: Console) -> None:
-    """Print what training holds in memory; if unknown, why."""
-    try:
-        dtype = engine_of(config).loaded_dtype(config)
-        memory = memory_of(config, shape_of(config.policy), dtype)
-    except ValueError as error:
-        console.print(f"memory: unknown, {error}", markup=False, highlight=False)
-        return
-    parts = ", ".join(f"{name} {size(count)}" for name, count in memory.parts.items() if count)
-    lines = [
-        f"memory: {size(sum(memory.parts.values()))} ({parts}), which sharding spreads over the GPUs; "
-        f"{memory.trained:,} parameters are trained. Activations and the KV cache come on top: cotune plan --steps "
-        "measures this machine."
-    ]
-    lost = rounding_notice(memory.dtype, config.training.learning_rate)
-    if lost and config.policy.lora is None:
-        lines.append(f"notice: {lost}")
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
 
 
 # ---- plan --steps

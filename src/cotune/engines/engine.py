@@ -72,10 +72,6 @@ class Engine(Protocol):
         """
         ...
 
-    def loaded_dtype(self, config: RunConfig) -> str:
-        """Return the type that a run loads its weights in, "auto" for the checkpoint's; ValueError if a server trains."""
-        raise ValueError("the run file does not name the GPUs that train and sample")
-
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
         """Return what a server charges at most for rollouts, counted by purpose, in a line; "" if none does."""
         return ""

@@ -52,13 +52,6 @@ class TRL(Engine):
     def train(self, setup: "JointTrainer", *, resume: bool) -> None:
         setup.train(resume_from_checkpoint=resume)
 
-    def loaded_dtype(self, config: RunConfig) -> str:
-        training = config.training
-        dtype = config.policy.dtype
-        is_float32 = dtype == "auto" and training.precision == "fp32"
-        # accelerate trains shards in float32.
-        return "float32" if is_float32 or training.engine_args.get("fsdp") else dtype
-
     def measure(self, setup: "JointTrainer", steps: int) -> "Measured":
         from cotune.engines.trl.run_file_setup import measure_steps
 

@@ -121,9 +121,6 @@ class VeRL(Engine):
 
         train(setup, resume=resume)
 
-    def loaded_dtype(self, config: RunConfig) -> str:
-        return "float32" if config.policy.dtype == "auto" else config.policy.dtype
-
 
 def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
