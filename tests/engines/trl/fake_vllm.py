@@ -20,7 +20,6 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines import preflight
 from tests.policy.tiny import tiny_model
 
 OTHER_EOS = 1
@@ -325,17 +324,14 @@ class Client:
         }
 
 
-def install(
-    tokenizer: PreTrainedTokenizerBase, put: Callable[..., None] = setattr, model: Any = None
-) -> Engine:
-    """Puts the fakes where TRL and cotune look for vLLM.
+def install(tokenizer: PreTrainedTokenizerBase, put: Callable[..., None] = setattr) -> Engine:
+    """Puts the fakes where TRL looks for vLLM.
 
     Args:
         tokenizer: the policy's.
         put: sets an attribute; monkeypatch's `setattr` takes it back after the test.
-        model: the engine's own, of the policy's shape; another tiny one by default.
     """
-    engine = Engine(tokenizer, model or tiny_model(tokenizer, seed=99))  # type: ignore[arg-type]
+    engine = Engine(tokenizer, tiny_model(tokenizer, seed=99))  # type: ignore[arg-type]
     # monkeypatch asks whether the name was there; two are not without vLLM.
     extra: dict[str, Any] = {} if put is setattr else {"raising": False}
     fakes = {
@@ -346,6 +342,4 @@ def install(
     }
     for name, fake in fakes.items():
         put(vllm_generation, name, fake, **extra)
-    found = preflight.installed
-    put(preflight, "installed", lambda name: "0.0" if name == "vllm" else found(name))
     return engine
