@@ -77,7 +77,7 @@ def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **chan
     values = {
         "per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1,
         "max_grad_norm": 1e9,  # no clipping: the gradient is compared, not its direction alone
-        "max_completion_length": LIMITS.trajectory_tokens, "remembers": True,
+        "max_completion_length": LIMITS.trajectory_tokens,
         "temperature": TEMPERATURE,
     }  # fmt: skip
     return start(folder, strategy, environment, policy, LIMITS, **values | changes)

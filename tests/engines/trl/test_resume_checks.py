@@ -35,7 +35,7 @@ from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import Letters, tiny_tokenizer
 
 # All of these runs sample the same with the same weights.
-SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "remembers": True}
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_a_resumed_run_has_the_rates_of_one_that_began_so(steps: int, base: floa
 # ---- only whole checkpoints are resumed from
 
 
-KEEPING_TWO = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "remembers": True}
+KEEPING_TWO = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
 
 
 def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> None:
