@@ -159,21 +159,6 @@ def test_the_ratio_of_a_sequence_cannot_leave_tokens_out(tmp_path: Path) -> None
     check_strategy(config(tmp_path), p2o(ratio="masked_signed"))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        TWO_STEPS_A_BATCH | {"max_steps": 4, "save_strategy": "steps", "save_steps": 2},
-        {"loss_type": "dapo", "beta": 0.04, "scale_rewards": "none", "epsilon_high": 0.28},
-        BEST | {"save_strategy": "steps", "save_steps": 2, "eval_steps": 2, "max_steps": 4},
-        BEST | {"save_strategy": "best", "eval_steps": 1},
-        {"reward_weights": [1.0], "temperature": 0.7},
-    ],
-)
-def test_what_works_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
-    check_args(config(tmp_path, **changes))
-
-
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trl()
     for version in ("1.13.2", "1.17.0", "2.0"):

@@ -22,10 +22,8 @@ from cotune.errors import ConfigError
 from cotune.protocols import State
 from cotune.run.best import BestRecord
 from cotune.run.checkpoints import (
-    Chosen,
     complete_checkpoints,
     load_state,
-    newest_undamaged,
     save_state,
 )
 from cotune.run.record import Record
@@ -227,25 +225,6 @@ def test_a_resumed_run_has_the_rates_of_one_that_began_so(steps: int, base: floa
 
 
 KEEPING_TWO = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
-
-
-def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> None:
-    start(tmp_path, **KEEPING_TWO).trainer.train()
-    folder = tmp_path / "checkpoints"
-    assert newest_undamaged(complete_checkpoints(folder)) == Chosen(folder / "checkpoint-2")
-    changed = folder / "checkpoint-2" / "config.json"  # the trainer itself does not miss it
-    changed.write_text(changed.read_text() + " ")
-    with pytest.raises(ConfigError, match=r"config\.json: is damaged or missing, and no"):
-        newest_undamaged([changed.parent])
-    run = start(tmp_path, resume=True, **KEEPING_TWO, max_steps=3)
-    chosen = newest_undamaged(complete_checkpoints(folder))
-    assert chosen.path == folder / "checkpoint-1"
-    chosen.set_aside()
-    run.joint.notices = chosen.notices
-    run.trainer.train(resume_from_checkpoint=str(chosen.path))
-    told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
-    assert told == [f"checkpoint-2 is skipped: {changed} is damaged or missing"]
-    assert [row["step"] for row in run.folder.read_metrics()] == [1, 2, 3]
 
 
 def test_the_checkpoint_before_stays_until_the_next_is_complete(

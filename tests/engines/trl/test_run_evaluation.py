@@ -245,18 +245,6 @@ def test_validation_decides_between_instructions_that_are_too_close(
     assert (outcome.kept.em, outcome.kept.leader) == (scores[kept], kept)
 
 
-def test_the_last_policy_is_validated_once_under_each_instruction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The initial instruction is the best one's rival and the one that the uplift is measured from."""
-    monkeypatch.setattr(Inspo, "checks_uplift", True, raising=False)
-    run, outcome = finished(tmp_path, inspo(CLOSE), every=1)
-    rows = [row for row in run.folder.read_events() if row.get("split") == "validation"]
-    scores = {row["instruction_id"]: row["em"] for row in rows}
-    assert [row["instruction_id"] for row in rows] == ["i1", "i0"]
-    assert (outcome.kept.initial_em, outcome.kept.em) == (scores["i0"], max(scores.values()))
-
-
 def test_a_score_that_is_read_back_has_its_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

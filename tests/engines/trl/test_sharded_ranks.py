@@ -21,7 +21,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from cotune.cli.train import resume, train
-from cotune.engines.trl import run_file_setup, sharding
+from cotune.engines.trl import run_file_setup
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.sharding import (
     check_sharding,
@@ -298,19 +298,6 @@ def test_a_resume_that_could_not_read_the_optimizer_is_refused(
 ) -> None:
     with refused(line):
         check_spread(saved, trainer)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        (SimpleNamespace(_fsdp_param_groups=[1, 2]), [1, 2]),
-        (SimpleNamespace(_fsdp_param_group=3), [3]),
-        (SimpleNamespace(_fsdp_param_group=None), []),
-    ],
-)
-def test_parameter_groups_of_newer_and_older_torch(state: Any, expected: list[int]) -> None:
-    module: Any = SimpleNamespace(_get_fsdp_state=lambda: state)
-    assert sharding._parameter_groups(module) == expected
 
 
 def test_the_shards_of_a_checkpoint_are_put_together(tmp_path: Path) -> None:

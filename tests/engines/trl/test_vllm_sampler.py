@@ -104,20 +104,6 @@ def test_episodes_end_where_vllms_context_does(
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_a_row_near_the_end_of_the_context_asks_for_no_more_than_fits(
-    mode: str, tmp_path: Path, engine: Engine
-) -> None:
-    engine.max_model_len = 60
-    run = vllm_run(tmp_path, mode=mode)
-    short, long = requests(run, 40, 5)
-    long = SampleRequest(long.row, long.context_ids * 5, 60 - 5 * len(long.context_ids))
-    assert 0 < long.max_tokens < 40
-    found, expected = both(run, Sampling(0.0), [long, short], context_tokens=60)
-    assert sorted(params.max_tokens for params, _ in engine.calls) == [long.max_tokens, 40]
-    assert [s.ids for s in found] == [s.ids for s in expected]
-
-
-@pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_rows_that_come_late_or_are_dropped_change_no_other(
     mode: str, tmp_path: Path, engine: Engine
 ) -> None:
@@ -141,21 +127,6 @@ def test_rows_that_come_late_or_are_dropped_change_no_other(
     if mode == "colocate":
         assert not run.trainer.vllm_generation.llm.llm_engine.waiting
     session.close()
-
-
-def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engine: Engine) -> None:
-    run = vllm_run(tmp_path)
-    kept = {"seed": 3}
-    run.trainer.vllm_generation.generation_kwargs = kept
-    engine.fails_at = 0
-    session = shared_session(run)
-    with pytest.raises(Exception, match="the engine died"):
-        session.generate(requests(run, 5))
-    assert run.trainer.vllm_generation.generation_kwargs is kept
-    session.close()
-    session = shared_session(run)
-    assert session.generate(requests(run, 5))[0].ids
-    assert run.trainer.vllm_generation.generation_kwargs is kept
 
 
 def test_vllm_without_log_probabilities_is_an_error(
