@@ -75,7 +75,6 @@ class Engine:
         calls: the parameters of each call and how many prompts it had.
         syncs: how often all weights came.
         fails_at: the call that fails, counted from 0.
-        runs_on: tokens it writes past the end of a turn, as steps of several tokens do.
         refuses_weights: whether sending them fails.
         refuses_to_start: whether constructing it fails.
         options: what it was started with.
@@ -91,7 +90,6 @@ class Engine:
     syncs: int = 0
     resets: int = 0
     fails_at: int = -1
-    runs_on: int = 0
     refuses_weights: bool = False
     refuses_to_start: bool = False
     options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -123,7 +121,7 @@ class Engine:
             for _ in prompts
         ]
         written: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
-        left = dict.fromkeys(range(len(prompts)), self.runs_on)
+        left = set(range(len(prompts)))
         # Padding is on the right and hidden from what is written after it.
         lengths = torch.tensor([[len(prompt)] for prompt in prompts])
         seen = (torch.arange(max(map(len, prompts), default=0)) < lengths).long()
@@ -133,16 +131,14 @@ class Engine:
         logits = out.logits[range(len(prompts)), lengths[:, 0] - 1].float()
         while True:
             tokens = torch.zeros_like(lengths)
-            for row in list(left):
+            for row in sorted(left):
                 ids, logprobs = written[row]
                 token, logprob = self._draw(logits[row], params, draws[row])
                 ids.append(token)
                 logprobs.append(logprob)
                 tokens[row] = token
                 if self._ends(prompts[row], ids, params):
-                    left[row] -= 1
-                    if left[row] < 0 or len(ids) >= (params.max_tokens or 16):
-                        del left[row]
+                    left.remove(row)
             if not left:
                 return written
             seen = torch.cat([seen, torch.ones_like(lengths)], 1)

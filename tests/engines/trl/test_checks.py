@@ -41,7 +41,6 @@ TWO_STEPS_A_BATCH = {
 
 
 EVALUATING = {"eval_strategy": "steps", "per_device_eval_batch_size": 6}
-BEST = EVALUATING | {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
 
 # A value of each refused field that is refused.
 REFUSED: dict[str, Any] = {

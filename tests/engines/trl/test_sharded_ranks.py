@@ -26,10 +26,10 @@ from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,
+    is_sharded,
     restore_weights,
     sharding_of,
     spread,
-    whole_weights,
 )
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError
@@ -50,7 +50,6 @@ ZERO2 = {
 }
 SPREAD: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": True},
-    "fsdp2-sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "zero2": {"deepspeed": ZERO2},
 }
 
@@ -72,7 +71,7 @@ def content(engine_args: dict[str, Any], micro_batch_size: int) -> dict[str, Any
 
 def on_a_cpu(kind: str) -> None:
     """Lets accelerate and DeepSpeed do on a CPU what they do on GPUs, over gloo."""
-    if kind.startswith("fsdp2"):  # accelerate heeds its plugin on accelerators alone
+    if kind == "fsdp2":  # accelerate heeds its plugin on accelerators alone
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     if kind == "zero2":  # DeepSpeed would compile a reduction through shared memory
         deepspeed = importlib.import_module("deepspeed")  # an extra
@@ -103,16 +102,14 @@ def watch(kind: str) -> list[TRLJoint]:
 def state_of(joint: TRLJoint) -> dict[str, Any]:
     """How a finished run was spread, and its weights, in a number a tensor, as this rank has them."""
     trainer, model = joint.trainer, joint.unwrapped
-    gather = whole_weights(model)
     with joint.policy() as policy:
         sums = {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
     return {
         "world_size": dist.get_world_size(),
         "wrapper": [c.__name__ for c in type(trainer.model_wrapped).__mro__],
         "sharding": sharding_of(trainer),
-        "here": sum(p.to_local().numel() if gather is not None else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
+        "here": sum(p.to_local().numel() if is_sharded(model) else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
         "parameters": sum(p.numel() for p in model.parameters()),
-        "gather": sorted(gather or ()),
         "weights": sums,
     }  # fmt: skip
 

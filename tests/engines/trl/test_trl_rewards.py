@@ -63,19 +63,3 @@ def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: P
     )
     with pytest.raises(ConfigError, match=r"^rewards: is not what the saved run began with"):
         again.trainer.train(resume_from_checkpoint=True)
-
-
-def test_a_reward_that_never_matches_is_seen_in_a_scripts_first_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def strict(completions: list[str], **_: Any) -> list[float]:
-        return [float("<answer>" in text) for text in completions]
-
-    arguments = {"reward_funcs": [strict], "environment": Letters()}
-    training = begin(tmp_path, trainer_arguments=arguments, max_steps=1)
-    training.trainer.train()
-    rollouts = training.trainer.joint.batch.trajectories
-    start = f"step 1: all {len(rollouts)} rollouts of the first step have the reward 0, "
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith(start)]
-    answer = next(t.answer for t in rollouts if t.answer)
-    assert f'"{answer}" (expected "{rollouts[0].task.answers[0]}")' in line

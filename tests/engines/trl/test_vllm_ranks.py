@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,13 +130,12 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def evaluations(run: Run, engine: Engine) -> dict[str, Any]:
-    """Rollouts of one task, which leave rank 1 without any, and of seven; the latter also in parts."""
+    """Rollouts of one task, which leave rank 1 without any, and of seven."""
     found: list[list[dict[str, Any]]] = []
     calls: list[list[int]] = []
     tasks = [task for split in ("train", "test") for task in Letters().tasks(split)]
-    for count, rows in ((1, 512), (7, 512), (7, 2)):
+    for count in (1, 7):
         coordinator, before = run.joint.coordinator, len(engine.calls)
-        coordinator.settings = replace(coordinator.settings, rows_per_call=rows)
         found.append([seen(t) for t in coordinator.evaluate(tasks[:count])])
         calls.append([rows for _, rows in engine.calls[before:]])
     return {"evaluations": found, "calls_of_evaluations": calls}
@@ -186,15 +184,14 @@ def check_mode(mode: str, first: dict[str, Any], second: dict[str, Any]) -> None
     """Both ranks train and evaluate the same policy."""
     for name in ("batches", "weights", "evaluations"):
         assert first[name] == second[name]
-    one, seven, in_parts = first["evaluations"]
+    one, seven = first["evaluations"]
     assert (len(one), len(seven)) == (1, 7)
     assert one[0] == seven[0]
-    assert in_parts == seven
     for batch in first["batches"]:
         assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
     lengths = {len(t["ids"]) for batch in first["batches"] for t in batch}
     assert len(lengths) > 2  # episodes ended at different turns
-    for_one, for_seven = first["calls_of_evaluations"][:2]
+    for_one, for_seven = first["calls_of_evaluations"]
     if mode == "colocate":
         assert set(for_one) == set(for_seven) == {1}
         assert second["calls_of_evaluations"][0] == []  # nobody waits for the other
