@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig
 
 import cotune
 from cotune.config.joint_method import JointMethod
@@ -87,10 +86,6 @@ class ScriptTraining:
     @property
     def joint(self) -> TRLJoint:
         return self.trainer.joint
-
-    @property
-    def args(self) -> GRPOConfig:
-        return self.joint.args
 
     @property
     def strategy(self) -> Any:

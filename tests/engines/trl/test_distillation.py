@@ -133,7 +133,7 @@ def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], 
     if settings.ratio != "masked_signed":
         assert not [name for name in row if name.startswith("p2o/")]
         return
-    # The formulas of the logged ratios are tested where they are; the cost is what was fed.
+    # tests/methods has the formulas of the logged ratios; the cost is what was fed.
     assert (row["p2o/ratio_masked_share"] > 0) == (mode != "default")
     assert (row["p2o/ratio_masked_share"] > 0.4) == (mode == "most masked")
     distilled = [t for t in batch if t.sampled_prompt_ids != t.prompt_ids]

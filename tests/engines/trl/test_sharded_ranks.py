@@ -29,7 +29,6 @@ from cotune.engines.trl.sharding import (
     is_sharded,
     restore_weights,
     sharding_of,
-    spread,
 )
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError
@@ -37,7 +36,6 @@ from cotune.run.run_dir import RunDir
 from tests.engines.trl.killed_run import reward_lengths
 from tests.engines.trl.kills import cotune, numbers, run_file, with_sections, without
 from tests.engines.trl.ranks import on_two_ranks
-from tests.engines.trl.setup import start
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 WRAPPERS = {"fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
@@ -262,20 +260,6 @@ def refused(line: str | None) -> Any:
 def test_what_no_process_could_sample_from_is_refused(trainer: Any, line: str | None) -> None:
     with refused(line):
         check_sharding(trainer)
-
-
-def test_what_is_saved_of_how_training_was_spread(tmp_path: Path) -> None:
-    assert [sharding_of(t) for t in (ALONE, FSDP2, ZERO_STAGE_2)] == ["none", "fsdp2", "zero2"]
-    assert spread(FSDP2) == {"sharding": "fsdp2", "processes": 1}
-    # A run in one process says so in its state.
-    joint = start(tmp_path).joint
-    trainer = start(tmp_path / "other").trainer
-    trainer.reward_funcs = joint.reward_funcs
-    joint.bind(trainer)
-    state = joint.state_dict()
-    assert (state["sharding"], state["processes"]) == ("none", 1)
-    with pytest.raises(ConfigError, match="sharding zero1"):
-        joint.load_state_dict({**state, "sharding": "zero1"})
 
 
 @pytest.mark.parametrize(
