@@ -14,7 +14,7 @@ from run_file import configuration_page, escaped, suite_page, yaml_text  # of th
 
 import cotune
 from cotune.cli.app import app
-from cotune.engines.trl.checks import REFUSED
+from cotune.engines.trl.checks import REFUSED, refusal
 
 _CLI = """# Command line
 
@@ -212,9 +212,7 @@ ADJUSTED = {
 
 def grpo_page() -> str:
     """Return the page of GRPOConfig: lists of refused and of adjusted fields."""
-    refused = {
-        name: f"- `{name}`: {field.why}; {field.fix(name)}." for name, field in REFUSED.items()
-    }
+    refused = {name: f"- `{name}`: {refusal(name)}." for name in REFUSED}
     in_run_files = [refused.pop(name) for name in _ONLY_IN_RUN_FILES]
     adjusted = [f"- `{name}`: {line}" for name, line in ADJUSTED.items()]
     return "\n".join(

@@ -13,16 +13,13 @@ from cotune.cli.starter import KINDS, OFFLINE, write_starter
 from cotune.cli.train import train
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
-from cotune.engines.engine import engine_of
-from cotune.engines.estimate import memory_of, shape_of
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_object
-from tests.shapes import CONFIGS, use_cache
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_starter_is_a_run_file_that_fits_a_small_gpu(
+def test_a_starter_is_a_run_file_that_can_be_planned(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = write_starter(kind, tmp_path / "new" / "agent")
@@ -35,14 +32,9 @@ def test_a_starter_is_a_run_file_that_fits_a_small_gpu(
     for reward in config.rewards:
         assert callable(import_object(reward.function, "rewards"))
 
-    use_cache(monkeypatch, tmp_path / "cache", *CONFIGS)
-    memory = memory_of(config, shape_of(config.policy), engine_of(config).layout(config))
-    libraries = 3 * 2**30  # CUDA, NCCL and fragmentation, at most
-    assert max(memory.sampling or 0, memory.training) + libraries < 24e9
     out = io.StringIO()
-    plan(Path("run.yaml"), Console(file=out, width=200), (), 1, "400,50,90")
-    assert "in all" in out.getvalue()
-    assert "notice" not in out.getvalue()
+    plan(Path("run.yaml"), Console(file=out, width=200), (), "400,50,90")
+    assert "2,000" in out.getvalue()
 
 
 def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from trl import GRPOConfig
 
 import cotune
-from cotune.engines.trl.checks import REFUSED
+from cotune.engines.trl.checks import REFUSED, refusal
 from cotune.experiments.compare.suite_file import SuiteConfig
 from tests.docs.sources import ROOT
 
@@ -31,7 +31,7 @@ def test_every_field_says_what_it_means() -> None:
 def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
     page = reference.grpo_page()
     listed = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.M))
-    refused = {name: f"{field.why}; {field.fix(name)}." for name, field in REFUSED.items()}
+    refused = {name: f"{refusal(name)}." for name in REFUSED}
     assert listed == refused | reference.ADJUSTED
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     assert {name.split(".")[0] for name in (*REFUSED, *reference.ADJUSTED)} <= fields

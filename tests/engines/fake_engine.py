@@ -7,7 +7,6 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine
-from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome, conclude
 from cotune.engines.joint import RunSettings, settings_of
 from cotune.engines.preflight import Check, Preflight
@@ -67,9 +66,6 @@ class Fake(Engine):
             checkpoint.mkdir(parents=True)
             save_state(checkpoint, {"batches": step})
         conclude(settings, run, _outcome(config, run, checked), checked.environment)
-
-    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
-        return Layout(processes)
 
 
 def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:

@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
     file, out = folder / "run.yaml", folder / "out"
     write(file, raw(out, engine_args={"stop_at": 2}))
     assert "training.engine: fake" in call("doctor", file)
-    assert "Memory of a GPU" in call("plan", file)
+    assert "what it spends at most" in call("plan", file)
     assert "resume with: cotune resume" in call("train", file, stopped=True)
     assert RunDir.open(out).read_summary() is None
     call("resume", out)

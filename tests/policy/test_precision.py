@@ -12,7 +12,13 @@ from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from cotune.policy import precision
 from cotune.policy.policy_files import PolicyConfig
-from cotune.policy.precision import autocast, casting, native_bfloat16, weights_dtype
+from cotune.policy.precision import (
+    autocast,
+    casting,
+    native_bfloat16,
+    rounding_notice,
+    weights_dtype,
+)
 from tests.run_files import tiny
 
 LORA = {"lora": {"rank": 2}}
@@ -91,3 +97,12 @@ def test_types_that_a_run_file_and_the_processor_name(
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
         assert native_bfloat16() is native
     native_bfloat16.cache_clear()
+
+
+def test_steps_that_half_precision_loses_are_told() -> None:
+    notice = rounding_notice("bfloat16", 5e-7)
+    assert notice is not None
+    assert "for weights above 0.00026" in notice
+    assert rounding_notice("float16", 5e-7) is not None
+    assert rounding_notice("float32", 5e-7) is None
+    assert rounding_notice("bfloat16", 1e-4) is None

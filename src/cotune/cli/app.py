@@ -293,13 +293,6 @@ def plan(
             help="Also run this many steps in a temporary folder and measure them. LLM calls are real.",
         ),
     ] = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of training processes, one per GPU; veRL's run files set it themselves.",
-        ),
-    ] = 1,
     questions: Annotated[
         str | None,
         typer.Option(
@@ -309,7 +302,7 @@ def plan(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
+    """Estimate a run's rollouts and cost without running it; with --steps also its time and memory."""
     from cotune.cli.plan import plan as plan_
     from cotune.cli.plan import plan_by_steps
 
@@ -318,7 +311,7 @@ def plan(
             "--questions plans without the data, and --steps trains on it; expected one of them"
         )
     console = _console()
-    plan_(run_file, console, set_ or (), processes, questions)
+    plan_(run_file, console, set_ or (), questions)
     if steps is not None:
         plan_by_steps(run_file, console, steps, set_ or ())
 

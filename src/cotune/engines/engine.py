@@ -17,7 +17,6 @@ from cotune.run.costs import Totals
 from cotune.utils.packages import ENGINES, install_engine, installed
 
 if TYPE_CHECKING:
-    from cotune.engines.estimate import Layout
     from cotune.engines.preflight import Check, Preflight
 
 
@@ -68,14 +67,6 @@ class Engine(Protocol):
             resume: continue from the newest undamaged checkpoint; else create the run folder.
         """
         ...
-
-    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        """Return where a run trains and samples, to estimate its memory; ValueError if nobody here knows.
-
-        Args:
-            processes: how many processes train, if the run file does not say.
-        """
-        raise ValueError("the run file does not name the GPUs that train and sample")
 
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
         """Return what a server charges at most for rollouts, counted by purpose, in a line; "" if none does."""

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from cotune.policy.codec import HFCodec
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from tests.engines.tinker.parity import check_log_probabilities, check_update
-from tests.engines.tinker.setup import FST, INSPO, P2O, letters, lines
+from tests.engines.tinker.setup import INSPO, letters, lines
 from tests.engines.tinker.skyrl_server import PYTHON, skyrl_server
 
 pytestmark = [
@@ -109,18 +108,3 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert [rollout.reward for rollout in trained] == after
     assert [rollout.completion_ids for rollout in base] == [r.completion_ids for r in here]
     assert [rollout.completion_ids for rollout in base] != [r.completion_ids for r in trained]
-
-
-@pytest.mark.parametrize("strategy", [P2O, FST], ids=["p2o", "fst"])
-def test_other_methods_train(
-    strategy: dict[str, Any], url: str, policy: str, tmp_path: Path
-) -> None:
-    args = {"base_url": url, "row_multiple": 8}
-    run = RunDir.open(
-        train(letters(tmp_path / "run", policy, strategy, engine_args=args), quiet=True)
-    )
-    metrics = run.read_metrics()
-    assert all(row["server/drift"] < 1e-4 for row in metrics if "server/drift" in row)
-    assert any(row.get("rows_sent", 0) > 0 for row in metrics)
-    if strategy is P2O:
-        assert metrics[-1]["hinted_share"] > 0

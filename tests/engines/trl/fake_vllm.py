@@ -20,7 +20,6 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines import preflight
 from tests.policy.tiny import tiny_model
 
 OTHER_EOS = 1
@@ -76,7 +75,6 @@ class Engine:
         calls: the parameters of each call and how many prompts it had.
         syncs: how often all weights came.
         fails_at: the call that fails, counted from 0.
-        runs_on: tokens it writes past the end of a turn, as steps of several tokens do.
         refuses_weights: whether sending them fails.
         refuses_to_start: whether constructing it fails.
         options: what it was started with.
@@ -92,7 +90,6 @@ class Engine:
     syncs: int = 0
     resets: int = 0
     fails_at: int = -1
-    runs_on: int = 0
     refuses_weights: bool = False
     refuses_to_start: bool = False
     options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -124,7 +121,7 @@ class Engine:
             for _ in prompts
         ]
         written: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
-        left = dict.fromkeys(range(len(prompts)), self.runs_on)
+        left = set(range(len(prompts)))
         # Padding is on the right and hidden from what is written after it.
         lengths = torch.tensor([[len(prompt)] for prompt in prompts])
         seen = (torch.arange(max(map(len, prompts), default=0)) < lengths).long()
@@ -134,16 +131,14 @@ class Engine:
         logits = out.logits[range(len(prompts)), lengths[:, 0] - 1].float()
         while True:
             tokens = torch.zeros_like(lengths)
-            for row in list(left):
+            for row in sorted(left):
                 ids, logprobs = written[row]
                 token, logprob = self._draw(logits[row], params, draws[row])
                 ids.append(token)
                 logprobs.append(logprob)
                 tokens[row] = token
                 if self._ends(prompts[row], ids, params):
-                    left[row] -= 1
-                    if left[row] < 0 or len(ids) >= (params.max_tokens or 16):
-                        del left[row]
+                    left.remove(row)
             if not left:
                 return written
             seen = torch.cat([seen, torch.ones_like(lengths)], 1)
@@ -325,17 +320,14 @@ class Client:
         }
 
 
-def install(
-    tokenizer: PreTrainedTokenizerBase, put: Callable[..., None] = setattr, model: Any = None
-) -> Engine:
-    """Puts the fakes where TRL and cotune look for vLLM.
+def install(tokenizer: PreTrainedTokenizerBase, put: Callable[..., None] = setattr) -> Engine:
+    """Puts the fakes where TRL looks for vLLM.
 
     Args:
         tokenizer: the policy's.
         put: sets an attribute; monkeypatch's `setattr` takes it back after the test.
-        model: the engine's own, of the policy's shape; another tiny one by default.
     """
-    engine = Engine(tokenizer, model or tiny_model(tokenizer, seed=99))  # type: ignore[arg-type]
+    engine = Engine(tokenizer, tiny_model(tokenizer, seed=99))  # type: ignore[arg-type]
     # monkeypatch asks whether the name was there; two are not without vLLM.
     extra: dict[str, Any] = {} if put is setattr else {"raising": False}
     fakes = {
@@ -346,6 +338,4 @@ def install(
     }
     for name, fake in fakes.items():
         put(vllm_generation, name, fake, **extra)
-    found = preflight.installed
-    put(preflight, "installed", lambda name: "0.0" if name == "vllm" else found(name))
     return engine

@@ -1,12 +1,8 @@
-"""The command line in a process that kills itself at a given place, or in which a file operation fails once.
+"""The command line in a process that kills itself at a given place.
 
 python -m tests.engines.trl.killed_run PLACE STEP train FILE --quiet
-python -m tests.engines.trl.killed_run "rename EIO" CALL train FILE --quiet
 """
 
-import builtins
-import errno
-import io
 import os
 import signal
 import sys
@@ -159,72 +155,6 @@ def reward_lengths() -> None:
         kind.score = by_length  # type: ignore[method-assign]
 
 
-def fail(operation: str, name: str, call: int) -> None:
-    """Let a process's n-th file operation of a class fail with an errno; those of the libraries' own folders pass.
-
-    The file `FAILED` is made then.
-    """
-    import safetensors
-    import torch
-    import transformers.modeling_utils
-
-    number = getattr(errno, name)
-    calls: list[object] = []
-    open_file = io.open
-
-    def due(*paths: object) -> bool:
-        if paths and not any(
-            "runs-" in os.fspath(p) for p in paths if isinstance(p, str | os.PathLike)
-        ):
-            return False
-        calls.append(paths)
-        if len(calls) == call:
-            open_file(os.environ["FAILED"], "w").close()
-        return len(calls) == call
-
-    def failing(function: Any, paths: int) -> Any:
-        def called(*given: Any, **named: Any) -> Any:
-            if due(*given[:paths]):
-                where = (given[0], None, given[1]) if paths == 2 else given[:paths]
-                raise OSError(number, os.strerror(number), *where)
-            return function(*given, **named)
-
-        return called
-
-    def opened(path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
-        writes = any(letter in mode for letter in "wax+")
-        if operation == "open" and writes and due(path):
-            raise OSError(number, os.strerror(number), path)
-        file = open_file(path, mode, *given, **named)
-        if operation == "write" and writes and due(path):
-            file.write = failing(file.write, 0)
-            calls[:] = [None] * (call - 1)
-        return file
-
-    def of_torch(*_: Any, **__: Any) -> None:
-        due()
-        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
-
-    def of_safetensors(*_: Any, **__: Any) -> None:
-        due()
-        text = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
-        raise safetensors.SafetensorError(text)
-
-    if operation in ("open", "write"):
-        builtins.open = io.open = opened  # type: ignore[assignment]
-    elif operation == "torch":
-        torch.save = of_torch
-    elif operation == "safetensors":
-        transformers.modeling_utils.safe_save_file = of_safetensors  # type: ignore[attr-defined]
-    else:
-        names = {"rename": ("rename", "replace"), "unlink": ("unlink", "remove")}.get(
-            operation, (operation,)
-        )
-        for function in names:
-            paths = {"fsync": 0, "rename": 2}.get(operation, 1)
-            setattr(os, function, failing(getattr(os, function), paths))
-
-
 PLACES: dict[str, Callable[[int], None]] = {
     "nowhere": lambda step: None,
     "train": lambda step: at_rollouts("train", step, after=True),
@@ -245,10 +175,7 @@ if __name__ == "__main__":
     reward_lengths()
     check_uplift()
     note_calls(os.environ.get("SAMPLED", os.devnull))
-    if place in PLACES:
-        PLACES[place](int(at))
-    else:
-        fail(*place.split(), int(at))
+    PLACES[place](int(at))
     from cotune.cli.app import main
 
     sys.argv = ["cotune", *command]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig
 
 import cotune
 from cotune.config.joint_method import JointMethod
@@ -14,7 +13,7 @@ from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
 from tests.engines.trl.kills import numbers
-from tests.engines.trl.setup import Remembered, config
+from tests.engines.trl.setup import config
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 
 LIMITS = cotune.Limits(
@@ -89,10 +88,6 @@ class ScriptTraining:
         return self.trainer.joint
 
     @property
-    def args(self) -> GRPOConfig:
-        return self.joint.args
-
-    @property
     def strategy(self) -> Any:
         return self.joint.coordinator.strategy
 
@@ -116,14 +111,12 @@ def begin(
     name: str = "static",
     method: JointMethod | None = None,
     evaluates: bool = False,
-    remembers: bool = False,
     trainer_arguments: dict[str, Any] | None = None,
     **changes: Any,
 ) -> ScriptTraining:
     """A trainer that is ready to train; the same arguments give the same run.
 
     Args:
-        remembers: take what another run has sampled with the same weights from memory.
         trainer_arguments: replace arguments of the trainer.
     """
     tokenizer = tiny_tokenizer()
@@ -140,8 +133,6 @@ def begin(
     # With this seed of the weights, hints come out of the first phase.
     trainer = cotune.JointTrainer(tiny_model(tokenizer, seed=3), **given)
     trainer.remove_callback(PrinterCallback)
-    if remembers:
-        trainer.joint.coordinator.sampler = Remembered(trainer.joint)
     return ScriptTraining(trainer)
 
 

@@ -1,10 +1,9 @@
 """A joint run of a tiny policy on TRL."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers.trainer_callback import PrinterCallback
@@ -15,7 +14,7 @@ from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.policy.codec import HFCodec
-from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
+from cotune.protocols import LLM, Environment, Recorder, Rollout, State, Strategy
 from cotune.run.record import Record
 from cotune.run.scores import Score
 from cotune.types import (
@@ -25,9 +24,6 @@ from cotune.types import (
     Metrics,
     Progress,
     Prompt,
-    Sample,
-    SampleRequest,
-    Sampling,
     Task,
     Trajectory,
 )
@@ -132,49 +128,6 @@ class HintedRows(StaticStrategy):
         ]
 
 
-class Remembered:
-    """Sample as a joint run's own sampler, but nothing twice: see `_Session`.
-
-    For runs that sample what another run of these tests has sampled, with the same weights. What a
-    sampler draws depends on nothing else (tests/policy/test_sampling.py).
-    """
-
-    def __init__(self, joint: TRLJoint) -> None:
-        self._joint, self._sampler = joint, joint.coordinator.sampler
-
-    def open(self, sampling: Sampling) -> "_Session":
-        digest = hashlib.sha256()
-        for name, weight in self._joint.unwrapped.state_dict().items():
-            digest.update(name.encode() + weight.float().numpy().tobytes())
-        return _Session(lambda: self._sampler.open(sampling), (digest.digest(), sampling))
-
-
-class _Session:
-    """Samples from memory if they were drawn before, after the same calls of a session."""
-
-    drawn: ClassVar[dict[Any, list[Sample]]] = {}
-
-    def __init__(self, open_session: Callable[[], Session], opened: tuple[bytes, Sampling]) -> None:
-        self._open, self._opened = open_session, opened
-        self._calls: tuple[tuple[SampleRequest, ...], ...] = ()
-        self._session: Session | None = None
-
-    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        before, self._calls = self._calls, (*self._calls, tuple(requests))
-        key = (self._opened, self._calls)
-        if key not in self.drawn:
-            if self._session is None:
-                self._session = self._open()
-                for call in before:
-                    self._session.generate(call)
-            self.drawn[key] = self._session.generate(requests)
-        return self.drawn[key]
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-
 @dataclass
 class Run:
     """A joint run and what its hooks saw."""
@@ -242,14 +195,12 @@ def start(
     llm: LLM | None = None,
     seed: int = 1,
     budget: int | None = None,
-    remembers: bool = False,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run.
 
     Args:
         budget: the most rollouts of the policy.
-        remembers: take what another run has sampled with the same weights from memory.
     """
     tokenizer = policy[1] if policy else tiny_tokenizer()
     model = policy[0] if policy else tiny_model(tokenizer)
@@ -282,7 +233,5 @@ def start(
 
     joint.coordinator.observe = noted  # type: ignore[method-assign]
     trainer = PolicyUpdate(model, joint, **(trainer_arguments or {}))
-    if remembers:
-        joint.coordinator.sampler = Remembered(joint)
     trainer.remove_callback(PrinterCallback)
     return Run(joint, trainer, run_dir, trajectories)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from cotune.engines.run_start import choose_checkpoint
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.errors import ConfigError
 from cotune.run.best import read_best
+from cotune.run.checkpoints import save_state
 from cotune.types import Prompt
 from tests.engines.trl.setup import Run, scored, start
 from tests.helpers import raises_line
@@ -94,7 +96,10 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
 ) -> None:
     mark(run, 1)
     best.offer(run.joint, scored(0.5), 1)
-    best.check()
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    save_state(checkpoint, {"batches": 1})
+    assert choose_checkpoint([checkpoint], best).path == checkpoint
     folder = tmp_path / "best"
     names = {file.name for file in folder.iterdir()}
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
@@ -104,7 +109,10 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
         whole = (folder / name).read_bytes()
         for damaged in (b"", whole[: len(whole) // 2]):
             (folder / name).write_bytes(damaged)
-            for act in (best.check, lambda: best.restore(run.joint)):
+            for act in (
+                lambda: choose_checkpoint([checkpoint], best),
+                lambda: best.restore(run.joint),
+            ):
                 with raises_line(name, match=f"^{folder}"):
                     act()
             if name == "best.json":

@@ -14,7 +14,7 @@ from cotune.types import Distillation, Limits, Trajectory
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HintedRows, Run, start
 from tests.policy.tiny import small_policy
-from tests.reference_loop import completion_logprobs, policy_loss, teacher_loss
+from tests.reference_loop import policy_loss, teacher_loss
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 TEMPERATURE = 1.4
@@ -77,7 +77,7 @@ def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **chan
     values = {
         "per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1,
         "max_grad_norm": 1e9,  # no clipping: the gradient is compared, not its direction alone
-        "max_completion_length": LIMITS.trajectory_tokens, "remembers": True,
+        "max_completion_length": LIMITS.trajectory_tokens,
         "temperature": TEMPERATURE,
     }  # fmt: skip
     return start(folder, strategy, environment, policy, LIMITS, **values | changes)
@@ -130,60 +130,17 @@ def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], 
     assert any(0 in t.mask[:-1] for t in batch)  # with observations to leave out
     assert [t.reward for t in batch] == [1.0, 0.0] * 6
     (row,) = spy.run.folder.read_metrics()
-    if settings.ratio == "masked_signed":
-        check_ratios(spy.run, row, settings, mode)
-    else:
+    if settings.ratio != "masked_signed":
         assert not [name for name in row if name.startswith("p2o/")]
-
-
-def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: str) -> None:
-    """The logged ratios are those of the untrained policy; the logged cost is what was fed."""
-    (batch,) = run.trajectories
-    distilled = [t for t in batch if t.sampled_prompt_ids != t.prompt_ids]
-    assert len(distilled) == 7
-    path = small_policy()
-    with torch.no_grad():
-        logprobs, _ = completion_logprobs(
-            AutoModelForCausalLM.from_pretrained(path), distilled, TEMPERATURE
-        )
-    ratios = torch.cat(
-        [
-            (logprobs[i, : len(t.mask)] - torch.tensor(t.logprobs))[torch.tensor(t.mask) == 1]
-            for i, t in enumerate(distilled)
-        ]
-    ).exp()
-    assert row["p2o/ratio_min"] == pytest.approx(ratios.min().item(), rel=1e-3)
-    assert row["p2o/ratio_mean"] == pytest.approx(ratios.mean().item(), rel=1e-3)
-    assert row["p2o/ratio_max"] == pytest.approx(ratios.max().item(), rel=1e-3)
-    # Successes have a positive advantage, and none of their tokens is masked.
-    failed = torch.cat([torch.full((sum(t.mask),), t.reward == 0) for t in distilled])
-    outside = failed & ((ratios < settings.low) | (ratios > settings.high))
-    expected = outside.float().mean().item()
-    assert row["p2o/ratio_masked_share"] == pytest.approx(expected, abs=1e-6)
+        return
+    # tests/methods has the formulas of the logged ratios; the cost is what was fed.
     assert (row["p2o/ratio_masked_share"] > 0) == (mode != "default")
     assert (row["p2o/ratio_masked_share"] > 0.4) == (mode == "most masked")
+    distilled = [t for t in batch if t.sampled_prompt_ids != t.prompt_ids]
+    assert len(distilled) == 7
     tokens = sum(len(t.prompt_ids) + len(t.completion_ids) for t in distilled)
     assert row["p2o/logprob_tokens"] == tokens
-    assert run.logged("p2o/ratio_mean") == pytest.approx([row["p2o/ratio_mean"]])
-
-
-@pytest.mark.parametrize("mode", ["masked", "original"])
-def test_no_hint_is_trained_on_and_the_loss_counts_every_own_token(
-    mode: str, trained_in: Callable[[str], Spy]
-) -> None:
-    spy = trained_in(mode)
-    (batch,), (output,) = spy.run.trajectories, spy.outputs
-    rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
-    prompts = [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
-    assert prompts == [t.prompt_ids for t in batch]
-    decode = spy.run.joint.codec.decode
-    seen = ["Zanzibar" in decode(t.sampled_prompt_ids) for t in batch]
-    assert seen == [True] * 4 + [False] + [True] * 3 + [False] * 4
-    assert not any("Zanzibar" in decode(ids) for ids in prompts)
-    own = sum(t.generated_tokens for t in batch)
-    assert int(output["num_items_in_batch"]) == own
-    assert int((output["completion_mask"] * output["tool_mask"]).sum()) == own
-    assert (output["advantages"].dim() == 2) == (mode == "masked")
+    assert spy.run.logged("p2o/ratio_mean") == pytest.approx([row["p2o/ratio_mean"]])
 
 
 def test_the_mask_is_taken_before_the_first_of_two_updates(

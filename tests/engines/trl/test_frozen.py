@@ -1,6 +1,5 @@
 """A frozen policy: sampled, evaluated, never moved."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +87,6 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     assert 0 < spent_on["evolve"] <= 24
     assert policy_rollouts(spent_on) == spent_on["evolve"]
     assert run.read_metrics() == []
-    found = Counter(row["kind"] for row in run.read_events())
-    assert (found["gepa_phase"], found["gepa_phase_ended"], found["best_instruction"]) == (1, 1, 1)
-    whens = [row["when"] for row in run.read_events() if row["kind"] == "evaluated"]
-    assert whens[:2] == ["before", "after"]
-    summary = run.read_summary()
-    assert summary is not None
-    assert summary["arms"]["gepa"]["steps"] == 0
-    assert summary["llm"] == "offline rules"
-    assert not list((run.path / "evolution").glob("*"))
+    kinds = [row["kind"] for row in run.read_events()]
+    assert kinds.count("gepa_phase_ended") == 1
     assert "The weights are the base's." in (run.best_path / "README.md").read_text()
-
-
-def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
-    run = trained(tmp_path, {"kind": "static"}, frozen=True, steps=1)
-    assert rollouts(run).keys() == {"evaluate"}
-    assert is_the_base(run)

@@ -21,7 +21,6 @@ from tests.engines.trl.script_runs import (
     METHODS,
     STEPS,
     Even,
-    Scribe,
     ScriptTraining,
     begin,
     figures,
@@ -37,7 +36,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ScriptTra
 
     @cache
     def run(name: str) -> ScriptTraining:
-        training = begin(tmp_path_factory.mktemp("run"), name, remembers=True)
+        training = begin(tmp_path_factory.mktemp("run"), name)
         handler = BufferingHandler(1000)
         logger = logging.getLogger("cotune")
         level = logger.level
@@ -69,7 +68,7 @@ def test_a_trainer_class_scores_and_weighs_all_rollouts_itself(
             return super()._compute_loss(model, inputs)
 
     watched = {"trainer_class": Watched}
-    training = begin(tmp_path, remembers=True, trainer_arguments=watched, max_steps=2)
+    training = begin(tmp_path, trainer_arguments=watched, max_steps=2)
     assert isinstance(training.trainer, cotune.JointTrainer)
     training.trainer.train()
     # The updates are those of TRL's class.
@@ -133,32 +132,6 @@ def test_each_method_trains_and_is_written_down(
     assert "trained; report" in trained.logged[-1]
 
 
-class Retold(Letters):
-    """Solved is whatever is written under another instruction than the initial one."""
-
-    def score(self, trajectory: Any) -> tuple[float, str | None]:
-        told = trajectory.assignment.sampled.instruction
-        return float(told != self.initial_instruction), None
-
-
-def searching(folder: Path, llm: Scribe, **changes: Any) -> ScriptTraining:
-    method = cotune.GEPA(llm=llm, budget=20, dev_size=2)
-    return begin(folder, method=method, trainer_arguments={"environment": Retold()}, **changes)
-
-
-def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> None:
-    training = searching(tmp_path, Scribe(), max_steps=2)
-    training.trainer.train()
-    spent = training.spent()
-    assert spent["train"] == 2 * 6
-    assert 10 < spent["evolve"] <= 20  # begun after step 1 again, it would be twice as many
-    best = training.strategy.best_prompt()
-    assert best.instruction != Retold.initial_instruction
-    assert {t.assignment.trained for t in training.joint.batch.trajectories} == {best}
-    assert training.run.read_instructions()[-1]["text"] != Retold.initial_instruction
-    assert training.run.read_config()["strategy"]["kind"] == "gepa"
-
-
 class StopAfter(TrainerCallback):
     def __init__(self, step: int) -> None:
         self._step = step
@@ -172,10 +145,10 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
     tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]
 ) -> None:
     unbroken = plain(name)
-    stopped = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
+    stopped = begin(tmp_path / "stopped", name, **SAVING)
     stopped.trainer.add_callback(StopAfter(4))  # in the second epoch, with hints
     stopped.trainer.train()
-    again = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
+    again = begin(tmp_path / "stopped", name, **SAVING)
     again.trainer.train(resume_from_checkpoint=True)
     assert figures(again) == figures(unbroken)
     assert again.strategy.state_dict() == unbroken.strategy.state_dict()
@@ -186,7 +159,7 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
 
 
 def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "remembers": True}
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
     first = begin(tmp_path, **saving)
     first.trainer.add_callback(StopAfter(3))
     first.trainer.train()
@@ -207,7 +180,7 @@ def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(tmp_path: Path)
 def test_a_plan_and_a_try_before_training_change_nothing(
     plain: Callable[[str], ScriptTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = begin(tmp_path, "inspo", remembers=True)
+    training = begin(tmp_path, "inspo")
     planned = training.trainer.plan()
     rollouts = training.trainer.try_rollouts(2)
     assert not training.trainer.run_folder.exists()
@@ -230,7 +203,7 @@ def test_evaluations_are_counted_and_change_no_step(
     tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]
 ) -> None:
     unseen = plain(name)
-    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True, remembers=True)
+    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True)
     seen.trainer.train()
     assert figures(seen) == figures(unseen)
     assert seen.strategy.state_dict() == unseen.strategy.state_dict()
@@ -266,21 +239,12 @@ def test_evaluations_are_counted_and_change_no_step(
 
 def shares(folder: Path, **changes: Any) -> ScriptTraining:
     """A run on a world whose rewards are of any size, so that evaluations differ."""
-    values = {"evaluates": True, "eval_steps": 1, "seed": 3, "remembers": True, **changes}
+    values = {"evaluates": True, "eval_steps": 1, "seed": 3, **changes}
     return begin(folder, "inspo", trainer_arguments={"environment": Letters()}, **values)
 
 
-@pytest.mark.parametrize(
-    "saving",
-    [
-        {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1},
-        {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True},
-    ],
-    ids=["steps", "trls"],
-)
-def test_after_training_it_holds_the_best_policy_and_its_instruction(
-    tmp_path: Path, saving: dict[str, Any]
-) -> None:
+def test_after_training_it_holds_the_best_policy_and_its_instruction(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
     training = shares(tmp_path, metric_for_best_model="eval_reward", **saving)
     training.trainer.train()
     check_that_it_holds_the_best(training, tmp_path / "model")
@@ -377,7 +341,7 @@ def test_a_checkpoint_that_a_later_callback_asks_for_can_be_resumed(tmp_path: Pa
 def test_a_trainer_that_was_interrupted_within_a_batch_begins_it_again(tmp_path: Path) -> None:
     batches: dict[str, Any] = {
         "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 4,
-        "save_strategy": "steps", "save_steps": 2, "remembers": True,
+        "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
     whole = begin(tmp_path / "whole", **batches)
     whole.trainer.train()

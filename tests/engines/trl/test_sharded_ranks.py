@@ -21,15 +21,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from cotune.cli.train import resume, train
-from cotune.engines.trl import run_file_setup, sharding
+from cotune.engines.trl import run_file_setup
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,
+    is_sharded,
     restore_weights,
     sharding_of,
-    spread,
-    whole_weights,
 )
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.errors import ConfigError
@@ -37,7 +36,6 @@ from cotune.run.run_dir import RunDir
 from tests.engines.trl.killed_run import reward_lengths
 from tests.engines.trl.kills import cotune, numbers, run_file, with_sections, without
 from tests.engines.trl.ranks import on_two_ranks
-from tests.engines.trl.setup import start
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 WRAPPERS = {"fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
@@ -50,7 +48,6 @@ ZERO2 = {
 }
 SPREAD: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": True},
-    "fsdp2-sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "zero2": {"deepspeed": ZERO2},
 }
 
@@ -72,7 +69,7 @@ def content(engine_args: dict[str, Any], micro_batch_size: int) -> dict[str, Any
 
 def on_a_cpu(kind: str) -> None:
     """Lets accelerate and DeepSpeed do on a CPU what they do on GPUs, over gloo."""
-    if kind.startswith("fsdp2"):  # accelerate heeds its plugin on accelerators alone
+    if kind == "fsdp2":  # accelerate heeds its plugin on accelerators alone
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     if kind == "zero2":  # DeepSpeed would compile a reduction through shared memory
         deepspeed = importlib.import_module("deepspeed")  # an extra
@@ -103,16 +100,14 @@ def watch(kind: str) -> list[TRLJoint]:
 def state_of(joint: TRLJoint) -> dict[str, Any]:
     """How a finished run was spread, and its weights, in a number a tensor, as this rank has them."""
     trainer, model = joint.trainer, joint.unwrapped
-    gather = whole_weights(model)
     with joint.policy() as policy:
         sums = {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
     return {
         "world_size": dist.get_world_size(),
         "wrapper": [c.__name__ for c in type(trainer.model_wrapped).__mro__],
         "sharding": sharding_of(trainer),
-        "here": sum(p.to_local().numel() if gather is not None else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
+        "here": sum(p.to_local().numel() if is_sharded(model) else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
         "parameters": sum(p.numel() for p in model.parameters()),
-        "gather": sorted(gather or ()),
         "weights": sums,
     }  # fmt: skip
 
@@ -267,20 +262,6 @@ def test_what_no_process_could_sample_from_is_refused(trainer: Any, line: str | 
         check_sharding(trainer)
 
 
-def test_what_is_saved_of_how_training_was_spread(tmp_path: Path) -> None:
-    assert [sharding_of(t) for t in (ALONE, FSDP2, ZERO_STAGE_2)] == ["none", "fsdp2", "zero2"]
-    assert spread(FSDP2) == {"sharding": "fsdp2", "processes": 1}
-    # A run in one process says so in its state.
-    joint = start(tmp_path).joint
-    trainer = start(tmp_path / "other").trainer
-    trainer.reward_funcs = joint.reward_funcs
-    joint.bind(trainer)
-    state = joint.state_dict()
-    assert (state["sharding"], state["processes"]) == ("none", 1)
-    with pytest.raises(ConfigError, match="sharding zero1"):
-        joint.load_state_dict({**state, "sharding": "zero1"})
-
-
 @pytest.mark.parametrize(
     ("saved", "trainer", "line"),
     [
@@ -298,19 +279,6 @@ def test_a_resume_that_could_not_read_the_optimizer_is_refused(
 ) -> None:
     with refused(line):
         check_spread(saved, trainer)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        (SimpleNamespace(_fsdp_param_groups=[1, 2]), [1, 2]),
-        (SimpleNamespace(_fsdp_param_group=3), [3]),
-        (SimpleNamespace(_fsdp_param_group=None), []),
-    ],
-)
-def test_parameter_groups_of_newer_and_older_torch(state: Any, expected: list[int]) -> None:
-    module: Any = SimpleNamespace(_get_fsdp_state=lambda: state)
-    assert sharding._parameter_groups(module) == expected
 
 
 def test_the_shards_of_a_checkpoint_are_put_together(tmp_path: Path) -> None:

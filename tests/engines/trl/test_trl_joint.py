@@ -10,7 +10,6 @@ from cotune.errors import ConfigError
 from cotune.rollout.coordinator import SingleProcess
 from cotune.utils.progress import listening
 from tests.engines.trl.setup import Run, start
-from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 TWO_STEPS_A_BATCH = {
     "per_device_train_batch_size": 3,
@@ -117,11 +116,3 @@ def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_
             assert not policy.training
         assert model.training is training
     assert isinstance(run.joint.coordinator.comm, SingleProcess)
-
-
-def test_the_policys_context_bounds_its_episodes(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer)
-    model.config.max_position_embeddings = 30
-    run = start(tmp_path, policy=(model, tokenizer))
-    assert run.joint.coordinator.settings.context_tokens == 30

@@ -1,66 +1,13 @@
-"""Reward functions written for TRL, as they are: TRL's own, and a script's."""
+"""Reward functions written for TRL, in a script."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trl.rewards import (
-    accuracy_reward,
-    get_cosine_scaled_reward,
-    get_repetition_penalty_reward,
-    get_soft_overlong_punishment,
-    think_format_reward,
-)
 
-from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.types import Task, Trajectory
 from tests.engines.trl.script_runs import begin
-from tests.helpers import make_trajectory, under
 from tests.policy.tiny import Letters
-
-WORLD = SingleTurnEnvironment({}, "")
-THOUGHT = r"<think>half of a third</think> \boxed{\frac{1}{6}}"
-
-
-def rollout(text: str, index: int) -> Trajectory:
-    question = f"Half of a third, {index}?"
-    row = {"prompt": [{"role": "user", "content": question}], "solution": r"$\frac{1}{6}$"}
-    task = Task(f"t{index}", question, (), chat=True, columns=row)
-    ids = (5, 5, 5, 5) if index else (1, 2, 3, 4)
-    tokens = {"completion_ids": (*ids, 0), "mask": (1, 1, 1, 1, 0)}
-    return make_trajectory(under(task), 0.0, text, **tokens)
-
-
-def test_the_functions_that_come_with_trl() -> None:
-    functions = RewardFunctions(
-        [
-            think_format_reward,
-            accuracy_reward,
-            WeightedReward(function=get_cosine_scaled_reward(max_len=8), weight=0.5),
-            get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0),
-            get_soft_overlong_punishment(max_completion_len=4, soft_punish_cache=2),
-        ]
-    )
-    made = [rollout(THOUGHT, 0), rollout(r"\boxed{\frac{1}{3}} no no no no", 1)]
-    right, wrong = functions(made, WORLD)
-    assert right.parts["think_format_reward"] == 1.0
-    assert wrong.parts["think_format_reward"] == 0.0
-    assert right.parts["accuracy_reward"] == 1.0
-    assert wrong.parts["accuracy_reward"] == 0.0
-    # Half of max_len, counted in own tokens: half-way between the bounds.
-    assert right.parts["cosine_scaled_reward"] == pytest.approx(0.75)
-    assert wrong.parts["cosine_scaled_reward"] == pytest.approx(-0.75)
-    # The second one's three pairs of tokens are equal.
-    assert right.parts["repetition_penalty_reward"] == 0.0
-    assert wrong.parts["repetition_penalty_reward"] == pytest.approx(-2 / 3)
-    (last,) = list(right.parts)[4:]
-    assert right.parts[last] == -1.0
-    assert right.reward == pytest.approx(1 + 1 + 0.5 * 0.75 + 0 - 1)
-
-
-# ---- in a script
 
 
 class Noted:
@@ -116,19 +63,3 @@ def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: P
     )
     with pytest.raises(ConfigError, match=r"^rewards: is not what the saved run began with"):
         again.trainer.train(resume_from_checkpoint=True)
-
-
-def test_a_reward_that_never_matches_is_seen_in_a_scripts_first_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def strict(completions: list[str], **_: Any) -> list[float]:
-        return [float("<answer>" in text) for text in completions]
-
-    arguments = {"reward_funcs": [strict], "environment": Letters()}
-    training = begin(tmp_path, trainer_arguments=arguments, max_steps=1)
-    training.trainer.train()
-    rollouts = training.trainer.joint.batch.trajectories
-    start = f"step 1: all {len(rollouts)} rollouts of the first step have the reward 0, "
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith(start)]
-    answer = next(t.answer for t in rollouts if t.answer)
-    assert f'"{answer}" (expected "{rollouts[0].task.answers[0]}")' in line

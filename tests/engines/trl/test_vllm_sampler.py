@@ -15,7 +15,7 @@ from cotune.errors import EngineError
 from cotune.types import Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams
 from tests.engines.trl.setup import Run
-from tests.engines.trl.vllm_setup import both, cached, sampler, shared_session, vllm_run
+from tests.engines.trl.vllm_setup import cached, sampler, vllm_run
 from tests.policy.tiny import Letters
 
 
@@ -75,17 +75,6 @@ def test_every_row_keeps_its_own_limit(
     assert sorted(params.max_tokens for params, _ in engine.calls) == [1, 3, 12, 30]
 
 
-def test_what_the_engine_wrote_past_the_end_of_a_turn_is_cut_off(
-    tmp_path: Path, engine: Engine
-) -> None:
-    engine.runs_on = 2
-    run = vllm_run(tmp_path)
-    found, expected = both(run, Sampling(0.0, Letters.stop), requests(run, *[30] * 6))
-    assert [s.ids for s in found] == [s.ids for s in expected]
-    assert [len(s.logprobs) for s in found] == [len(s.ids) for s in found]
-    assert any(len(s.ids) < 28 for s in found)
-
-
 @pytest.mark.parametrize(
     ("mode", "changes", "expected"),
     [
@@ -101,20 +90,6 @@ def test_episodes_end_where_vllms_context_does(
     engine.max_model_len = 90
     run = vllm_run(tmp_path, mode=mode, **changes)
     assert run.joint.coordinator.settings.context_tokens == expected
-
-
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_a_row_near_the_end_of_the_context_asks_for_no_more_than_fits(
-    mode: str, tmp_path: Path, engine: Engine
-) -> None:
-    engine.max_model_len = 60
-    run = vllm_run(tmp_path, mode=mode)
-    short, long = requests(run, 40, 5)
-    long = SampleRequest(long.row, long.context_ids * 5, 60 - 5 * len(long.context_ids))
-    assert 0 < long.max_tokens < 40
-    found, expected = both(run, Sampling(0.0), [long, short], context_tokens=60)
-    assert sorted(params.max_tokens for params, _ in engine.calls) == [long.max_tokens, 40]
-    assert [s.ids for s in found] == [s.ids for s in expected]
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -143,26 +118,11 @@ def test_rows_that_come_late_or_are_dropped_change_no_other(
     session.close()
 
 
-def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engine: Engine) -> None:
-    run = vllm_run(tmp_path)
-    kept = {"seed": 3}
-    run.trainer.vllm_generation.generation_kwargs = kept
-    engine.fails_at = 0
-    session = shared_session(run)
-    with pytest.raises(Exception, match="the engine died"):
-        session.generate(requests(run, 5))
-    assert run.trainer.vllm_generation.generation_kwargs is kept
-    session.close()
-    session = shared_session(run)
-    assert session.generate(requests(run, 5))[0].ids
-    assert run.trainer.vllm_generation.generation_kwargs is kept
-
-
 def test_vllm_without_log_probabilities_is_an_error(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = vllm_run(tmp_path)
     monkeypatch.setattr(vllm_generation, "extract_logprobs", lambda outputs: (None, None))
-    for session in (sampler(run).open(Sampling(temperature=0.0)), shared_session(run)):
-        with pytest.raises(EngineError, match="vLLM returned no log-probabilities"):
-            session.generate(requests(run, 5))
+    session = sampler(run).open(Sampling(temperature=0.0))
+    with pytest.raises(EngineError, match="vLLM returned no log-probabilities"):
+        session.generate(requests(run, 5))

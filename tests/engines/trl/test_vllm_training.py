@@ -2,37 +2,25 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import requests
 import torch
 import trl.generation.vllm_generation as vllm_generation
-from rich.console import Console
 
-import cotune
-from cotune.config.run_file import parse_config
-from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import TRLBest
-from cotune.engines.trl.run_file_setup import build_trainer
-from cotune.engines.trl.vllm_sampler import compute_dtype, seed_vllm
 from cotune.errors import ConfigError, EngineError
-from cotune.experiments.evaluate.evaluation import evaluate_run
-from cotune.experiments.evaluate.questions import EvaluationOptions
-from cotune.policy.local_policy import load
 from cotune.types import Distillation, Limits, Prompt, StopReason
-from tests.engines.trl.fake_vllm import Engine, install
+from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import HINT, HintedRows, Run, scored
 from tests.engines.trl.vllm_setup import (
     assert_synced,
     cached,
-    no_traces,
     same_rollouts,
     vllm_run,
 )
-from tests.policy.tiny import ApartLetters, Letters, small_policy, tiny_tokenizer
-from tests.run_files import tiny
+from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
 
 WANTED = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
@@ -194,40 +182,6 @@ def test_a_server_that_leaves_out_the_temperature_is_refused(
     assert engine.calls == []
 
 
-@pytest.mark.slow
-def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the kept policy scores without vLLM, question by question, what it scored with it."""
-    model, tokenizer = load(small_policy())
-    for parameter in model.parameters():
-        parameter.data.normal_()  # what vLLM has is never what it is to sample
-    changes = {
-        "policy": {"path": small_policy()},
-        "limits": {"turns": 2, "turn_tokens": 8},
-        "training": {"steps": 2, "engine_args": {"use_vllm": True}},
-        "strategy": {"evolve_every": 1, "evolve_until": 2},
-        "environment": {"test": 3},
-        "evaluation": {"every": 1, "before": False},
-    }
-    config = parse_config(tiny(tmp_path / "run", changes), "test")
-    with no_traces():
-        engine = install(tokenizer, monkeypatch.setattr, model)
-        trainer = build_trainer(Preflight(config, new=True).require(), Console(quiet=True))
-        trainer.train()
-    run, outcome = cotune.open_run(tmp_path / "run"), trainer.outcome
-    assert outcome is not None
-    rollouts = run.totals().rollouts
-    assert rollouts["train"] == 16
-    assert rollouts["verify"] > 0
-    assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
-    (result,) = evaluate_run(config, run, EvaluationOptions()).sets
-    greedy = result.figures[0]
-    by_stratum = {name: (figure["mean"], figure["n"]) for name, figure in greedy.by_stratum.items()}
-    assert (greedy.mean, by_stratum) == (outcome.after.em, outcome.after.by_stratum)
-    assert 0 < outcome.after.n == greedy.n
-
-
 def test_vllm_computes_in_the_trainers_type_or_says_why_it_does_not_start(
     tmp_path: Path, engine: Engine
 ) -> None:
@@ -250,19 +204,6 @@ def test_vllm_computes_in_the_trainers_type_or_says_why_it_does_not_start(
     assert vllm_generation.LLM is started  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("mixed", "expected"),
-    [("no", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
-)
-def test_the_trainers_type_is_its_autocasts_or_its_weights(
-    mixed: str, expected: torch.dtype
-) -> None:
-    accelerator = SimpleNamespace(mixed_precision=mixed)
-    model = SimpleNamespace(dtype=torch.float32)
-    trainer = SimpleNamespace(accelerator=accelerator, model=model)
-    assert compute_dtype(cast(Any, trainer)) == expected
-
-
 def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
     # TRL seeds the vLLM of every run alike.
     def drawn(folder: str, seed: int) -> list[tuple[int, ...]]:
@@ -273,21 +214,6 @@ def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
     first = drawn("first", 3)
     assert drawn("again", 3) == first
     assert drawn("other", 4) != first
-
-    # Processes that share an engine have one seed.
-    def seed_of(process: int, mode: str = "colocate") -> int:
-        trainer = SimpleNamespace(
-            use_vllm=True,
-            vllm_mode=mode,
-            accelerator=SimpleNamespace(process_index=process),
-            args=SimpleNamespace(vllm_tensor_parallel_size=2),
-        )
-        torch.manual_seed(1)
-        seed_vllm(cast(Any, trainer), 10)
-        return torch.initial_seed()
-
-    assert [seed_of(process) for process in range(4)] == [10, 10, 11, 11]
-    assert seed_of(0, "server") == 1
 
 
 def test_a_server_that_does_not_answer_is_named_in_a_line(

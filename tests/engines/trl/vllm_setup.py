@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cotune.engines.trl.vllm_sampler import SharedSession, VLLMSampler
+from cotune.engines.trl.vllm_sampler import VLLMSampler
 from cotune.policy.sampling import CachedSampler
 from cotune.rollout.coordinator import SingleProcess
-from cotune.types import Sample, SampleRequest, Sampling, Trajectory
+from cotune.types import Trajectory
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import Run, start
 
@@ -39,12 +39,6 @@ def sampler(run: Run, context_tokens: int | None = 512) -> VLLMSampler:
     return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), context_tokens)
 
 
-def shared_session(run: Run) -> SharedSession:
-    """As ranks that share an engine sample."""
-    generation = run.trainer.vllm_generation
-    return SharedSession(generation, run.joint.codec, Sampling(0.0), SingleProcess(), None)
-
-
 def cached(run: Run) -> CachedSampler:
     """What samples without vLLM, on the trainer's weights."""
     return CachedSampler(run.joint.policy, run.joint.codec, 0)
@@ -61,15 +55,3 @@ def same_rollouts(left: list[Trajectory], right: list[Trajectory]) -> None:
     assert [t.stop for t in left] == [t.stop for t in right]
     for mine, other in zip(left, right, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-
-
-def both(
-    run: Run, sampling: Sampling, requests: Sequence[SampleRequest], context_tokens: int = 512
-) -> tuple[list[Sample], list[Sample]]:
-    """What vLLM samples, and what is sampled without it."""
-    samples: list[list[Sample]] = []
-    for kind in (sampler(run, context_tokens), cached(run)):
-        session = kind.open(sampling)
-        samples.append(session.generate(requests))
-        session.close()
-    return samples[0], samples[1]

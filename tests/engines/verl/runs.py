@@ -24,17 +24,6 @@ GEO: dict[str, Any] = {
     "evaluation": {"every": 0, "before": False},
     "logging": {"trajectories_every": 1},
 }  # fmt: skip
-LADDER: dict[str, Any] = GEO | {
-    "policy": {"path": "bundled:ladder"},
-    "environment": {"kind": "ladder", "train": 16, "validation": 8, "test": 16},
-    "limits": {
-        "turns": 1,
-        "turn_tokens": 120,
-        "observation_tokens": 1,
-        "trajectory_tokens": 122,
-        "prompt_tokens": 224,
-    },
-}
 
 
 def run_file(

@@ -16,13 +16,3 @@ def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:
         assert requirement.specifier.contains(version(requirement.name)), str(requirement)
     assert installed("trl") is None
     assert not any(isinstance(found, Exception) for found in doctor.engines())
-
-
-def test_what_the_engine_rides_on_can_be_imported() -> None:
-    from verl.experimental.agent_loop import AgentLoopManager
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    assert callable(get_ppo_ray_runtime_env)
-    assert AgentLoopManager.__name__ == "AgentLoopManager"
-    assert get_trainer_cls("sync").__name__

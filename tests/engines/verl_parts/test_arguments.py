@@ -52,6 +52,18 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
             {"engine_args": {"actor_rollout_ref": {"rollout": {"top_p": 0.9}}}},
             "training.engine_args.actor_rollout_ref.rollout.top_p: set by cotune, which samples from the whole distribution",
         ),
+        ({}, {"engine_args": {"+data.shuffle": True}}, "training.engine_args.+data.shuffle: set by seed"),
+        ({}, {"frozen": True}, "training.frozen is not supported by training.engine verl"),
+        (
+            {"policy": {"path": "bundled:geo", "lora": {"dropout": 0.1}}},
+            {},
+            "policy.lora.dropout is not supported by training.engine verl",
+        ),
+        (
+            {},
+            {"questions_per_step": 6, "group_size": 4, "mini_batches": 4, "micro_batch_size": 6},
+            "training.mini_batches 4, no divisor of questions_per_step, is not supported",
+        ),
         ({}, {"schedule": "linear"}, "training.schedule linear is not supported by training.engine verl"),
         (
             {"strategy": {"kind": "inspo", "distil_steps": 1}},

@@ -77,15 +77,10 @@ class Refused(NamedTuple):
     Attributes:
         why: the reason.
         allowed: the values that are not refused; the first is the one to set.
-        instead: what to do, if that is more than to set the first allowed value.
     """
 
     why: str
     allowed: tuple[Any, ...]
-    instead: str = ""
-
-    def fix(self, name: str) -> str:
-        return self.instead or f"set {name}={self.allowed[0]!r}"
 
 
 REFUSED: Mapping[str, Refused] = {
@@ -97,47 +92,42 @@ REFUSED: Mapping[str, Refused] = {
     "vllm_structured_outputs_regex": Refused(_NOT_THE_POLICYS, (None,)),
     "generation_kwargs": Refused("cotune does its own sampling and would not apply it", (None, {})),
     # The loss.
-    "reward_weights": Refused(
-        "TRL sees one reward function, the environment's score", (None, [1.0])
-    ),
+    "reward_weights": Refused("TRL sees one reward function, the environment's", (None, [1.0])),
     "sync_ref_model": Refused("a resumed run would use the initial reference", _OFF),
-    "neftune_noise_alpha": Refused(
-        "the policy would be trained with noise that it was not sampled with", (None,)
-    ),
+    "neftune_noise_alpha": Refused("the policy is not sampled with the noise", (None,)),
     # The order of tasks.
     "shuffle_dataset": Refused("cotune orders the tasks itself", _OFF),
     "ignore_data_skip": Refused("a resumed run would begin with the first task again", _OFF),
-    "auto_find_batch_size": Refused(
-        "a smaller batch would split groups",
-        _OFF,
-        "set auto_find_batch_size=False and lower per_device_train_batch_size",
-    ),
+    "auto_find_batch_size": Refused("a smaller batch would split groups", _OFF),
     "parallelism_config": Refused("ranks sample on their own from whole weights", (None,)),
     # Saving.
     "save_only_model": Refused("without its optimizer a run cannot be resumed", _OFF),
     "save_on_each_node": Refused(
-        "cotune's half of a checkpoint is written once, on rank 0, for all to read",
+        "cotune's half of a checkpoint is written once, into an output_dir that all nodes share",
         _OFF,
-        "set save_on_each_node=False and give output_dir on a file system that all nodes share",
     ),
     "push_to_hub": Refused(
-        "it uploads output_dir with the run folder in it: questions, rollouts and costs",
-        _OFF,
-        "set push_to_hub=False and push the trained model afterwards",
+        "it uploads output_dir with the run folder in it: questions, rollouts and costs", _OFF
     ),
 }
+
+
+def refusal(name: str) -> str:
+    """Return why a field of `REFUSED` is refused, and what to set."""
+    field = REFUSED[name]
+    return f"{field.why}: set {name}={field.allowed[0]!r}"
 
 
 def check_args(args: GRPOConfig) -> None:
     """Raise ConfigError for the first argument that would change the run, EngineError for one that needs a newer TRL.
 
-    `grpo_fields.REFUSED` lists the fields that are refused on their own; the rest are combinations.
+    `REFUSED` lists the fields that are refused on their own; the rest are combinations.
     """
     for name, field in REFUSED.items():
         value = getattr(args, name)
         if value not in field.allowed:
             came = " ".join(repr(value).split())[:80]
-            raise ConfigError(f"GRPOConfig.{name} is {came}; {field.why}: {field.fix(name)}")
+            raise ConfigError(f"GRPOConfig.{name} is {came}; {refusal(name)}")
     for conflict in _conflicts(args):
         raise ConfigError(f"GRPOConfig.{conflict}")
     check_release(args)
@@ -219,7 +209,6 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
     """Raise ConfigError if the trainer's model, or how it is spread over processes, does not suit the run."""
     model: Any = trainer.model
-    args = cast(GRPOConfig, trainer.args)
     sharding = sharding_of(trainer)
     check_sharding(trainer)
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
@@ -231,13 +220,6 @@ def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
         raise ConfigError(
             "strategy.distil_steps asks for a teacher, which reads rollouts with whole weights, but they or "
             f"their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set it to 0"
-        )
-    # Ranks make different numbers of turns, and would wait for each other forever.
-    sleeps = args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
-    if sleeps and sharding == "fsdp2":
-        raise ConfigError(
-            "GRPOConfig.vllm_enable_sleep_mode is True under FSDP2, where vLLM would collect all weights "
-            "again in every turn: set vllm_enable_sleep_mode=False"
         )
 
 

@@ -173,7 +173,12 @@ class JointTrainer(PolicyUpdate):
             # The environment has the instruction, as the data writes it.
             method = replace(method, instruction=None)
         else:
-            refuse_data(train_dataset, eval_dataset, tools, environment_factory)
+            refuse_data(
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                tools=tools,
+                environment_factory=environment_factory,
+            )
         template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
         codec = HFCodec(tokenizer, template_args) if chat else PlainCodec(tokenizer)
         # Each epoch of a run file has an order of its own; a script says whether its data has.

@@ -190,16 +190,8 @@ def reward_weights(rewards: RewardFunctions | None, environment: Environment) ->
     return {own_reward: 1.0} if own_reward else {}
 
 
-def refuse_data(
-    train_dataset: Any, eval_dataset: Any, tools: Any, environment_factory: Any
-) -> None:
+def refuse_data(**arguments: Any) -> None:
     """Raise ConfigError for an argument that `environment=` takes the place of."""
-    arguments = {
-        "train_dataset": train_dataset,
-        "eval_dataset": eval_dataset,
-        "tools": tools,
-        "environment_factory": environment_factory,
-    }
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(

@@ -1,7 +1,6 @@
 """TRL's GRPOTrainer as an `Engine`."""
 
 import warnings
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,6 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
-from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.errors import EngineError
 from cotune.utils.packages import installed
@@ -50,23 +48,6 @@ class TRL(Engine):
 
     def train(self, setup: "JointTrainer", *, resume: bool) -> None:
         setup.train(resume_from_checkpoint=resume)
-
-    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
-        args = config.training.engine_args
-        fsdp = bool(args.get("fsdp"))
-        zero = bool(args.get("deepspeed"))
-        layout = Layout(
-            processes,
-            shards=processes if fsdp else 1,
-            zero=processes if zero else 1,
-            dtype="float32" if fsdp else None,
-        )
-        if not args.get("use_vllm"):
-            return layout
-        if args.get("vllm_mode") == "server":
-            return replace(layout, share=0.0)
-        share = float(args.get("vllm_gpu_memory_utilization", 0.3))
-        return replace(layout, share=share)
 
     def measure(self, setup: "JointTrainer", steps: int) -> "Measured":
         from cotune.engines.trl.run_file_setup import measure_steps

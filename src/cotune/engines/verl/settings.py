@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.verl.verl_engine import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
+from cotune.engines.verl.verl_engine import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
@@ -29,6 +29,8 @@ _LOSS_BY_ROLLOUT = (
     "seq-mean-token-mean"  # the mean over rollouts of their token means (INSPO's Eq. 2)
 )
 _LOSS_BY_TOKEN = "token-mean"  # P²O's, with a mask or without: it divides by all own tokens
+# veRL's names of `policy.dtype`
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _NO_DUAL_CLIP = 1.0e9
 _LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio to e⁻²⁰
@@ -65,7 +67,8 @@ def verl_config(
     if config.policy.dtype != "auto":
         for part in ("actor", "ref"):
             if "fsdp_config" in verl_values.actor_rollout_ref[part]:
-                values[f"actor_rollout_ref.{part}.{MODEL_DTYPE}"] = DTYPES[config.policy.dtype]
+                key = f"actor_rollout_ref.{part}.fsdp_config.model_dtype"
+                values[key] = _DTYPES[config.policy.dtype]
     with open_dict(verl_values):
         for name, value in values.items():
             OmegaConf.update(verl_values, name, value, force_add=True)

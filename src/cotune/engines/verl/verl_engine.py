@@ -8,7 +8,6 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
-from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.errors import ConfigError
 from cotune.utils.packages import installed
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 
 # veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports.
 BREAKS_VERL = Version("1.16")
-# veRL's names of `policy.dtype`
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-MODEL_DTYPE = "fsdp_config.model_dtype"  # veRL's key for it, below an actor or a reference policy
-
 # Keys that a run file sets elsewhere, by the field; another value would train in silence on something else.
 _SET_ELSEWHERE = {
     "data.custom_cls": "environment",
@@ -97,28 +92,6 @@ def _check_supported(config: RunConfig) -> None:
             )
 
 
-def layout_of(config: RunConfig) -> Layout:
-    """Return the GPUs that train, and the rollout engine's share of each, with veRL's defaults."""
-    args = {
-        name.replace("+", ""): value
-        for name, value in flat(config.training.engine_args).items()
-        if value is not None
-    }
-    nodes = int(args.get("trainer.nnodes", 1))
-    per_node = int(args.get("trainer.n_gpus_per_node", 1 if config.training.single_gpu else 8))
-    shards = int(args.get("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1))
-    # veRL loads float32 unless something else is set.
-    model_dtype = args.get(f"actor_rollout_ref.actor.{MODEL_DTYPE}")
-    dtype = {short: name for name, short in DTYPES.items()}.get(model_dtype, config.policy.dtype)
-    return Layout(
-        nodes * per_node,
-        shards=shards if shards > 0 else nodes * per_node,
-        share=float(args.get("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5)),
-        dtype="float32" if dtype == "auto" else dtype,
-        whole_logits=True,
-    )
-
-
 class VeRL(Engine):
     """Train in Ray actors."""
 
@@ -147,9 +120,6 @@ class VeRL(Engine):
         from cotune.engines.verl.run import train
 
         train(setup, resume=resume)
-
-    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
-        return layout_of(config)
 
 
 def _arguments(config: RunConfig) -> None:

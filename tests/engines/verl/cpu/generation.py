@@ -64,7 +64,7 @@ def respond(
     ends = set(params.get("stop_token_ids") or ())
     if not params.get("ignore_eos"):
         ends |= _end_tokens(model)
-    stop = _texts(params.get("stop"))
+    stop = params.get("stop") or ()
     plain = bool(params.get("skip_special_tokens", True))
     ids: list[int] = []
     logprobs: list[float] = []
@@ -95,9 +95,3 @@ def _end_tokens(model: Any) -> set[int]:
     if configured is None:
         return set()
     return set(configured) if isinstance(configured, list) else {int(configured)}
-
-
-def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)

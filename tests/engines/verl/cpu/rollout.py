@@ -117,13 +117,9 @@ class HFServer:
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         request_id: str,
-        image_data: list[Any] | None = None,
-        video_data: list[Any] | None = None,
         **_: object,
     ) -> TokenOutput:
         """Continues a prompt; see `generation.respond` for the sampling parameters."""
-        if image_data or video_data:
-            raise ValueError("the CPU rollout takes text alone")
         prompt = [int(token) for token in prompt_ids]
         limit = self._limit(len(prompt), sampling_params)
         async with self._one_at_a_time:
@@ -151,11 +147,7 @@ class HFServer:
         room = (config.max_model_len or self._model.config.max_position_embeddings) - prompt_tokens
         if room < 1:
             raise ValueError(f"a prompt of {prompt_tokens} tokens fills the model's whole context")
-        asked = params.get("max_tokens", params.get("max_new_tokens"))
-        if asked is None:
-            whole = config.prompt_length + config.response_length
-            asked = min(config.response_length, whole - prompt_tokens)
-        return max(1, min(int(asked), room))
+        return max(1, min(int(params["max_tokens"]), room))
 
     async def set_global_steps(self, global_steps: int) -> None:
         self._global_steps = global_steps

@@ -1,22 +1,16 @@
 """The environment variables and the keys of veRL's configuration under which it runs on a CPU."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment variables of the process that starts veRL; Ray's workers inherit them.
-
-    Args:
-        base: variables to add to; this process's own by default.
-    """
-    found = dict(os.environ if base is None else base)
-    paths = [str(REPOSITORY), str(REPOSITORY / "src"), found.get("PYTHONPATH", "")]
-    return found | {
+def environment() -> dict[str, str]:
+    """Environment variables of the process that starts veRL; Ray's workers inherit them."""
+    paths = [str(REPOSITORY), str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
         # So that Ray's workers import the plug-in and cotune.
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "VERL_USE_EXTERNAL_MODULES": "tests.engines.verl.cpu.platform",
