@@ -58,13 +58,11 @@ def test_wilson_by_hand() -> None:
         # s² = (4 + 1 + 9 + 4 + 4) / 4 = 5.5; t of four degrees is 2.776445.
         ((-1.0, 0.0, 4.0, -1.0, 3.0), (1 - 2.776445 * 1.1**0.5, 1 + 2.776445 * 1.1**0.5)),
         ((0.2, 1.0), (0.0, 1.0)),  # cut to the possible
-        ((0.2, 1.4), None),  # too few
         # Equal rewards are no certainty.
         ((0.0, 0.0, 0.0), wilson(0, 3)),
-        ((0.5, 0.5), wilson(0.5, 2)),
-        ((-1.5,) * 9, None),
-        ((0.5,), None),
         ((1.0,), wilson(1.0, 1)),
+        ((0.5, 0.5), None),
+        ((0.5,), None),
     ],
 )
 def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | None) -> None:
@@ -81,7 +79,6 @@ def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | N
         ([0.0] * 3, (-wilson(0, 3)[1], wilson(0, 3)[1])),
         ([1.0] * 3, (wilson(1, 3)[0] - wilson(0, 3)[1], 1.0)),
         ([-1.0], (-1.0, wilson(0, 1)[1] - wilson(1, 1)[0])),
-        ([0.25] * 3, None),
         ([0.3 - 0.1, 0.2, 0.2], None),
         ([0.5], None),
     ],

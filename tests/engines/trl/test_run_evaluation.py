@@ -19,7 +19,7 @@ from cotune.methods.method import Context
 from cotune.protocols import State, Strategy
 from cotune.run.best import read_best
 from cotune.run.events import RunDisplay
-from cotune.run.scores import Score
+from cotune.run.scores import Score, wilson
 from cotune.types import Prompt
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import Letters, tiny_tokenizer
@@ -137,7 +137,8 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     """The population's leader at the end is another instruction than the one that is kept."""
     strategy = inspo(([0.5, 0.75], [0.25, 0.25]))
     run, evaluation = trained(tmp_path, strategy, every=1)
-    validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {}), Score(0.25, 8, {})))
+    best = Score(0.75, 8, {}, interval=wilson(0.75, 8))
+    validation = iter((best, Score(0.5, 8, {}), Score(0.25, 8, {})))
 
     measured: list[tuple[str, str]] = []
 
@@ -264,8 +265,7 @@ def test_a_score_that_is_read_back_has_its_interval(
     monkeypatch.setattr(Letters, "score", lambda self, trajectory: (next(rewards), None))
     run, evaluation = trained(tmp_path, inspo(CLEAR), every=1)
     score = evaluation.validate(run.joint, 2)
-    assert score.deviation
-    assert not score.bounded
+    assert score.interval is not None
     assert evaluation.during(run.joint, last=True)[0] == score
     rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
     assert len(rows) == 1

