@@ -74,13 +74,13 @@ def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCapt
     hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
     record.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
     record.event("notice", 1, text="population of 2")
-    record.event("hint_progress", 2, evaluations=3, budget=9, hints=2, best_mean_dev_score=0.5)
+    record.event("hint_progress", 2, evaluations=3, budget=9, best_mean_dev_score=0.5)
     record.event("population", 2, members=[])
     said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "cotune"]
     assert said == [
         ("INFO", "step 1: + i1 (rewrite): [red]Search[/red] [31mthen answer"),
         ("WARNING", "step 1: population of 2"),
-        ("DEBUG", "step 2: hints: 3/9 evaluations, 1 hints, best 0.50"),
+        ("DEBUG", "step 2: hints: 3/9 evaluations, best 0.50"),
     ]
 
 

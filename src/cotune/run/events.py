@@ -175,11 +175,6 @@ class _Line(Formatter):
         return escape(text if len(text) <= limit else f"{text[:limit]}…")
 
 
-def _count(event: Fields, name: str) -> int:
-    value = event.get(name)
-    return int(value) if isinstance(value, int | float) else 0
-
-
 _EVALUATED = {
     "before": "before training",
     "during": "best instruction so far ({instruction_id})",
@@ -205,11 +200,6 @@ def _born(event: Fields) -> str:
     return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
 
 
-def _describe_pruning(event: Fields) -> str:
-    never_drawn = event.get("observed_rollouts") == 0
-    return "[red]- {id}[/] pruned " + ("(never drawn)" if never_drawn else "at weight {weight:.2f}")
-
-
 def _best(event: Fields) -> str:
     if event.get("observed_steps"):
         return ""  # a population's, which "best_kept" compares with what is kept
@@ -217,51 +207,13 @@ def _best(event: Fields) -> str:
     return "best instruction {id}: weight {weight:.2f} over {observed_rollouts} rollouts" + close
 
 
-def _describe_resume(event: Fields) -> str:
-    changed = event.get("changed")
-    names = escape(", ".join(map(str, changed))) if isinstance(changed, Mapping) else ""
-    names = names.replace("{", "{{").replace("}", "}}")
-    return "resumed after step {from_step}" + (f"; changed: {names}" if names else "")
-
-
-def _proposals(event: Fields) -> str:
-    rejected = _count(event, "proposed") - _count(event, "valid")
-    failed = _count(event, "asked") - _count(event, "proposed")
-    return f"{{accepted}} of {{asked}} proposals accepted ({rejected} rejected, {failed} failed)"
-
-
-def _hint_phase(event: Fields) -> str:
-    solved = "dev solved {solved_without:.2f} -> {solved_by_cover:.2f}"
-    return f"hints: {_proposals(event)}, {{covering}} cover; {solved}; {_EVALUATIONS}"
-
-
-def _gepa_phase(event: Fields) -> str:
-    scores = "dev {initial_dev_score:.2f} -> {best_dev_score:.2f}"
-    return f"GEPA: {_proposals(event)}; {scores}; {_EVALUATIONS}"
-
-
-def _hint_progress(event: Fields) -> str:
-    hints = _count(event, "hints") - 1  # without the empty one
-    return f"hints: {_EVALUATIONS}, {hints} hints, best {{best_mean_dev_score:.2f}}"
-
-
-def _hard(event: Fields) -> str:
-    epoch = _count(event, "epoch") + 1
-    return (
-        f"epoch {epoch}: {{hard}} hard, {{newly_hard}} newly; {{graduated}} graduated, "
-        "{solved_by_hint} of them under hints"
-    )
-
-
 _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
-
-
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
-    "resumed": Kind(_describe_resume),
+    "resumed": Kind("resumed after step {from_step}"),
     "evaluated": Kind(_describe_evaluation),
     "instruction_born": Kind(_born),
-    "instruction_pruned": Kind(_describe_pruning),
+    "instruction_pruned": Kind("[red]- {id}[/] pruned at weight {weight:.2f}"),
     "evolution": Kind(
         "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
         "{population}"
@@ -279,11 +231,21 @@ EVENTS: Mapping[str, Kind] = {
     "gepa_progress": Kind(
         f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev"
     ),
-    "gepa_phase_ended": Kind(_gepa_phase),
-    "hard_samples": Kind(_hard),
-    "hint_progress": Kind(_hint_progress, logging.DEBUG),
+    "gepa_phase_ended": Kind(
+        "GEPA: {accepted} of {asked} proposals accepted; dev {initial_dev_score:.2f} -> {best_dev_score:.2f}; "
+        + _EVALUATIONS
+    ),
+    "hard_samples": Kind(
+        "{hard} hard questions, {newly_hard} newly; {graduated} graduated, {solved_by_hint} of them under hints"
+    ),
+    "hint_progress": Kind(
+        f"hints: {_EVALUATIONS}, best {{best_mean_dev_score:.2f}}", logging.DEBUG
+    ),
     "hint_accepted": Kind("[green]+ hint[/] ({mean_dev_score:.2f} on dev): {text:110}"),
-    "hint_phase_ended": Kind(_hint_phase),
+    "hint_phase_ended": Kind(
+        "hints: {accepted} of {asked} proposals accepted, {covering} cover; "
+        f"dev solved {{solved_without:.2f}} -> {{solved_by_cover:.2f}}; {_EVALUATIONS}"
+    ),
     "notice": Kind("[yellow]{text}[/]", _WARN, notable=True),
 }
 """The kinds of the package that have a line; the others are only recorded."""
