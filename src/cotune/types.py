@@ -49,14 +49,7 @@ class Task:
 
     def own_columns(self) -> dict[str, Any]:
         """Return copies of the columns' values, for the user's code, which may change them."""
-        return {name: _copied(value) for name, value in self.columns.items()}
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  # an open file, say
-        return value
+        return copy.deepcopy(dict(self.columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import devnull
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 import yaml
 
@@ -78,7 +77,7 @@ class Record(RunDir):
         self.total_steps = 0
         self.step = 0
         self.cost_rows: list[CostRow] = []
-        self._silent = self._begun = silent or path is None
+        self._silent = silent or path is None
         self._cuts: list[tuple[int, int]] = []
         self._repaired: set[Path] = set()
         self._charging = threading.Lock()
@@ -115,7 +114,6 @@ class Record(RunDir):
             self.cut_back(resumed_from)
         elif any(row.committed for row in self.read_costs()):
             self.cut_back(-1)
-        self._begun = True
         self.step = resumed_from or 0
         return self.attempt
 
@@ -231,8 +229,6 @@ class Record(RunDir):
 
     def check_budget(self, limit: float | None) -> None:
         """Raise BudgetError if calls have cost as much as a limit, over all attempts; None sets none."""
-        if not self._begun:
-            raise RuntimeError("an LLM is asked only while training runs")
         spent = sum(row.money for row in self.cost_rows)
         if limit is not None and spent * _SLACK >= limit:
             raise BudgetError(
@@ -262,8 +258,6 @@ class Record(RunDir):
 
     def _add(self, **values: Any) -> None:
         """Count a row under this attempt and step."""
-        if not self._begun:
-            raise RuntimeError("nothing is counted before begin_attempt")
         self._write_cost(CostRow(**{**values, "attempt": self.attempt, "step": self.step}))
 
     def _write_cost(self, row: CostRow) -> None:
@@ -343,19 +337,14 @@ def _now() -> float:
 
 
 class ReplyCache:
-    """The replies of a run, one JSON line each; those that cannot be read are ignored. A path of None keeps nothing."""
+    """The replies of a run, one JSON line each. A path of None keeps nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._rows: dict[str, Row] = {}
-        if path is None:
-            return
-        drop_torn_line(path)
-        for line in complete_lines(path):
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and {"key", "step", "costs", "completion"} <= row.keys():
-                    self._rows[row["key"]] = cast("Row", row)
+        if path is not None:
+            drop_torn_line(path)
+            self._rows = {row["key"]: row for row in read_jsonl(path)}
 
     def find(self, key: str) -> Row | None:
         """Return the row of a call; None if it was never answered."""
