@@ -46,18 +46,12 @@ def of_steps(*steps: dict[str, float]) -> list[str]:
     return texts
 
 
-def test_steps_without_any_gradient_are_pointed_out_once() -> None:
-    texts = of_steps(*({"zero_advantage_share": s} for s in (1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0)))
-    assert [text.count("nothing to learn") for text in texts] == [0, 0, 0, 0, 0, 1, 1]
-    # Mini-batches of a step are one line and one step.
-    texts = of_steps(*({"step": s, "zero_advantage_share": 1.0} for s in (1, 1, 2, 2, 3)))
-    assert [texts[-1].count(f"step {step}/9") for step in (1, 2, 3)] == [1, 1, 1]
-    assert ["nothing to learn" in text for text in texts] == [False] * 4 + [True]
-    # A teacher is a gradient, too.
+def test_a_step_is_one_line() -> None:
     metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
-    text = of_steps(*(dict(metrics) for _ in range(5)))[-1]
-    assert "nothing to learn" not in text
-    assert "distillation loss 0.250" in text
+    # Mini-batches of a step are one.
+    text = of_steps(*({"step": s, **metrics} for s in (1, 1, 2, 2, 3)))[-1]
+    assert [text.count(f"step {step}/9") for step in (1, 2, 3)] == [1, 1, 1]
+    assert text.count("zero-advantage groups 100%") == text.count("distillation loss 0.250") == 3
 
 
 def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +112,10 @@ def test_events_in_words(kind: str, fields: dict[str, object], said: str) -> Non
 def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:
     listener = RunDisplay()
     for step in range(1, 5):
-        listener.metrics(step, {"zero_advantage_share": 1.0, "truncated_share": 0.0})
+        listener.metrics(step, {"failed_search_share": 0.5 if step == 3 else 0.0})
     (warning,) = [r for r in caplog.records if r.name == "cotune"]
     assert warning.levelname == "WARNING"
-    assert warning.getMessage().startswith("step 3: the rewards of every group were equal in 3")
+    assert warning.getMessage().startswith("step 3: a search failed in 50%")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_an_object_of_a_module_of_one_of_its_members_or_of_a_file(cwd: Path) -> 
             "no_such_package.x:f",
             "rewards: importing no_such_package.x failed: ModuleNotFoundError: No module named",
         ),
-        ("json:dump_s", "rewards: json has no dump_s (did you mean dumps?)"),
+        ("json:dump_s", "rewards: json has no dump_s; correct the name"),
         ("gone.py:f", "rewards: no file gone.py"),
         ("broken.py:f", "importing broken.py failed: ZeroDivisionError: division by zero"),
         ("needs.py:f", "importing needs.py failed: ModuleNotFoundError: No module named 'nothing"),

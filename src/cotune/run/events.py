@@ -29,7 +29,6 @@ _BY_LIMIT = "truncated/"
 _MOST = 0.1  # of a batch
 # Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
 _NEARLY_ALL = 0.9
-_WARNED_AFTER = 3  # steps without any gradient
 _EXAMPLES = 3  # of answers without a reward
 
 
@@ -37,8 +36,8 @@ class Notices:
     """What a reader should be told about the metrics of the steps so far, each once."""
 
     def __init__(self) -> None:
-        self._without_gradient = 0  # steps in a row
-        self._truncated = self._in_outage = False
+        self._truncated = False
+        self._in_outage = False
 
     def after(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the notices after a step, as plain text."""
@@ -51,15 +50,6 @@ class Notices:
         if outage and not self._in_outage:
             notices.append(outage)
         self._in_outage = bool(outage)
-        # A teacher's loss has a gradient all the same.
-        distilled = metrics.get("distil/share", 0) > 0
-        flat = metrics.get("zero_advantage_share", 0) == 1 and not distilled
-        self._without_gradient = self._without_gradient + 1 if flat else 0
-        if self._without_gradient == _WARNED_AFTER:
-            notices.append(
-                f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "there is nothing to learn from; look at rollouts in trajectories/"
-            )
         return notices
 
 
