@@ -10,7 +10,7 @@ tokens, V entries of the vocabulary.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -214,13 +214,12 @@ class Limits(Section):
     prompt_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("turns", "turn_tokens", "observation_tokens", "prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"limits.{name} is {getattr(self, name)}; expected 1 or more")
-        if self.trajectory_tokens < 2:
-            raise ValueError(
-                f"limits.trajectory_tokens is {self.trajectory_tokens}; expected 2 or more"
-            )
+        for limit in fields(self):
+            least = 2 if limit.name == "trajectory_tokens" else 1
+            if getattr(self, limit.name) < least:
+                raise ValueError(
+                    f"limits.{limit.name} is {getattr(self, limit.name)}; expected {least} or more"
+                )
 
 
 class StopReason(StrEnum):

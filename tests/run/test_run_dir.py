@@ -118,7 +118,7 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, r"not a run folder: it has no run\.yaml"),
+        (None, r"not a run folder: there is no .*/run\.yaml; give"),
         ("schema_version: 2\n", "schema_version is 2, expected 1"),
         ("a: [\n", "run.yaml is not YAML .*; restore the file"),
     ],

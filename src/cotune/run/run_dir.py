@@ -30,7 +30,6 @@ from cotune.errors import ConfigError
 from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
 from cotune.run.json_files import (
     RUN_LOCK,
-    SUITE_LOCK,
     Row,
     check_folder,
     read_jsonl,
@@ -170,14 +169,9 @@ class RunDir:
         path = self.config_path
         if not path.is_file():
             fix = "give the `output` folder of a run"
-            if (self.path / SUITE_LOCK).exists():
-                fix = "it is a suite's, whose page cotune compare writes; give the folder of one of its runs"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
-            reason = "it has no run.yaml"
-            if not self.path.is_dir():
-                reason = "it is a file" if self.path.exists() else "there is no such folder"
-            raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
+            raise ConfigError(f"{self.path} is not a run folder: there is no {path}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
