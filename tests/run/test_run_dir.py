@@ -120,9 +120,8 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     [
         (None, r"not a run folder: there is no .*/run\.yaml; give"),
         ("schema_version: 2\n", "schema_version is 2, expected 1"),
-        ("a: [\n", "run.yaml is not YAML .*; restore the file"),
     ],
-    ids=["none", "version", "open"],
+    ids=["none", "version"],
 )
 def test_open_refuses_what_is_no_run_folder(run: Record, text: str | None, match: str) -> None:
     run.config_path.unlink()
@@ -191,9 +190,6 @@ def test_summaries(run: Record, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"schema_version": 9}')
     with pytest.raises(ConfigError, match="schema_version is 9"):
         read_summary(tmp_path)
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
-        read_summary(tmp_path)
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 9, "rew', b'{"step": 9}', b"\xe2\x80"])
@@ -215,9 +211,6 @@ def test_a_torn_last_line_is_skipped_then_removed(run: Record, torn: bytes) -> N
 def test_a_broken_line_that_was_finished_is_an_error_with_its_place(run: Record) -> None:
     (run.path / "events.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"events\.jsonl, line 2: not JSON"):
-        run.read_events()
-    (run.path / "events.jsonl").write_text("[1]\n")
-    with pytest.raises(ConfigError, match="line 1: expected a JSON object"):
         run.read_events()
 
 

@@ -36,7 +36,7 @@ from cotune.run.json_files import (
     write_json_atomic,
 )
 from cotune.types import Purpose
-from cotune.utils.text import command_on, hide_secrets
+from cotune.utils.text import command_on
 
 SCHEMA_VERSION = 1
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
@@ -172,11 +172,7 @@ class RunDir:
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
             raise ConfigError(f"{self.path} is not a run folder: there is no {path}; {fix}")
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            reason = hide_secrets(" ".join(str(error).split()))
-            raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:
             raise ConfigError(
                 f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
@@ -228,8 +224,4 @@ def read_summary(folder: Path) -> Row | None:
     path = folder / "summary.json"
     if not path.is_file():
         return None
-    try:
-        summary = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); remove it") from error
-    return _checked_version(path, summary)
+    return _checked_version(path, json.loads(path.read_bytes()))
