@@ -65,21 +65,14 @@ def run_module(
 
 def run_ranks(module: str, *arguments: object, timeout: int = 240) -> None:
     """The same on two ranks, as torchrun would start them; fails unless both end well."""
-    for rank, done in enumerate(try_ranks(module, *arguments, timeout=timeout)):
-        assert done.returncode == 0, f"rank {rank}: {done.stderr}"
-
-
-def try_ranks(
-    module: str, *arguments: object, timeout: int = 240
-) -> list[subprocess.CompletedProcess[str]]:
-    """The same, however the two ranks end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     shared["MASTER_PORT"] = str(port)
     envs = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    return _forked(module, arguments, envs, timeout)
+    for rank, done in enumerate(_forked(module, arguments, envs, timeout)):
+        assert done.returncode == 0, f"rank {rank}: {done.stderr}"
 
 
 def _forked(

@@ -1,6 +1,4 @@
-import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +94,8 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
     for path in (tmp_path / "mine.txt", tmp_path / "mine.txt" / "below" / "it"):
         with pytest.raises(ConfigError, match=r"^output: .*mine.txt is a file; choose another"):
             Record.create(path, CONFIG)
+    # A trainer may have made its folder of checkpoints, which is empty before the run.
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     run = Record.create(tmp_path / "run", CONFIG)
     with raises_line(match=f"or resume the run: cotune resume {run.path}$"):
         Record.create(run.path, CONFIG)
@@ -109,9 +109,7 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     assert Record.is_run(path)
     (path / "best").mkdir()
     (path / "best" / ".best.json.71.tmp").touch()
-    run.begin_attempt(None)
-    run.count("train", 1, 1)
-    run.begin_attempt(0)
+    run.cut_back(0)
     assert not list(path.rglob(".*.tmp"))
 
 
@@ -246,23 +244,9 @@ def test_lines_round_trip_whatever_the_text(
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"".join(json_line(row, "row") for row in rows))
     assert read_jsonl(path) == rows == plain(rows, "rows")
-
-
-def test_token_ids_are_not_looked_at_one_by_one() -> None:
-    """A batch has millions of them: a call for each took a minute of a step of 8,192 rollouts."""
-    row = {"completion_ids": list(range(1000)), "mask": [1] * 1000}
-    calls = 0
-
-    def count(frame: object, event: str, _: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        line = json_line(row, "trajectory")
-    finally:
-        sys.setprofile(None)
-    assert calls < 100
-    assert json.loads(line) == row
-    assert plain([1, True, np.int64(2), 0.5], "x") == [1, True, 2, 0.5]
-    assert [type(value) for value in plain((1, np.int64(2)), "x")] == [int, int]
+    assert [type(value) for value in plain((1, True, np.int64(2), 0.5), "x")] == [
+        int,
+        bool,
+        int,
+        float,
+    ]

@@ -4,15 +4,9 @@ from typing import Any
 
 import pytest
 
-from cotune.run.scores import difference_interval, measure_of, score_trajectories, wilson
+from cotune.run.scores import difference_interval, score_trajectories, wilson
 from cotune.types import Task, Trajectory
 from tests.helpers import make_trajectory, under
-
-
-class Named:
-    """An environment, or reward functions, with a name for its mean."""
-
-    measure = "exact match"
 
 
 def rollout(stratum: str, reward: float) -> Trajectory:
@@ -33,13 +27,6 @@ def test_score_by_hand() -> None:
         score_trajectories([])
     with pytest.raises(ValueError, match="expected at least 1"):
         wilson(0.5, 0)
-    # What a score is of.
-    named: Any = Named()
-    other: Any = object()
-    assert measure_of(named) == "exact match"
-    assert measure_of(other) == "mean reward"
-    assert measure_of(named, other) == "mean reward"
-    assert measure_of(other, named) == "exact match"
 
 
 def test_wilson_by_hand() -> None:
