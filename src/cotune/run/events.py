@@ -32,27 +32,6 @@ _NEARLY_ALL = 0.9
 _EXAMPLES = 3  # of answers without a reward
 
 
-class Notices:
-    """What a reader should be told about the metrics of the steps so far, each once."""
-
-    def __init__(self) -> None:
-        self._truncated = False
-        self._in_outage = False
-
-    def after(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the notices after a step, as plain text."""
-        notices: list[str] = []
-        truncation = truncation_notice(metrics)
-        if truncation and not self._truncated:
-            self._truncated = True
-            notices.append(truncation)
-        outage = _outage_notice(metrics)
-        if outage and not self._in_outage:
-            notices.append(outage)
-        self._in_outage = bool(outage)
-        return notices
-
-
 def equal_rewards_notice(trajectories: Sequence[Trajectory]) -> str:
     """Return what the answers of a run's first batch look like if all rewards are equal; "" otherwise.
 
@@ -190,13 +169,6 @@ def _born(event: Fields) -> str:
     return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
 
 
-def _best(event: Fields) -> str:
-    if event.get("observed_steps"):
-        return ""  # a population's, which "best_kept" compares with what is kept
-    close = "; too close to call" if event.get("too_close_to_call") else ""
-    return "best instruction {id}: weight {weight:.2f} over {observed_rollouts} rollouts" + close
-
-
 _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
@@ -216,7 +188,6 @@ EVENTS: Mapping[str, Kind] = {
     "proposals_ended": Kind(
         "[yellow]{reason}; training continues without new proposals[/]", _WARN, notable=True
     ),
-    "best_instruction": Kind(_best),
     "best_kept": Kind("{text}"),
     "gepa_progress": Kind(
         f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev"
@@ -253,7 +224,7 @@ class RunDisplay:
     def __init__(self, console: Console | None = None, total_steps: int = 0) -> None:
         self._console = console
         self._total = total_steps
-        self._notices = Notices()
+        self._noticed = set[str]()
         self._last_step: int | None = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None
@@ -272,8 +243,13 @@ class RunDisplay:
             report("step", step, total)
             figures = "  ".join([*_step_figures(values), *self._time_left(step, total)])
             self._tell(step, f"[bold]step {step}/{total}[/]  {figures}")
-        for notice in self._notices.after(values):
-            self._tell(step, f"[yellow]{escape(notice)}[/]", logging.WARNING)
+        for problem, notice in (
+            ("truncation", truncation_notice(values)),
+            ("outage", _outage_notice(values)),
+        ):
+            if notice and problem not in self._noticed:
+                self._noticed.add(problem)
+                self._tell(step, f"[yellow]{escape(notice)}[/]", logging.WARNING)
 
     def _time_left(self, step: int, total: int) -> list[str]:
         """Estimate the time left from the steps after the first one seen, which also warms up."""
@@ -311,6 +287,4 @@ def _step_figures(values: Mapping[str, float]) -> list[str]:
         figures.append(f"under hints {values['hinted_share']:.0%}")
     if values.get("distil/share", 0) > 0:
         figures.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
-    if (waited := values.get("llm/waited_seconds", 0)) >= 1:
-        figures.append(f"waited {waited:.0f} s for the LLM")
     return figures

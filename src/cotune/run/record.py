@@ -33,7 +33,7 @@ from cotune.run.json_files import (
 )
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
 from cotune.run.scores import Score
-from cotune.types import Completion, Metrics, Purpose, Trajectory
+from cotune.types import Completion, Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.progress import report
 
@@ -376,8 +376,7 @@ class CachedLLM:
         self._record = record
         self._step = step
         self._times_asked = Counter[str]()
-        self._recalled = self._live_calls = 0
-        self._waited = 0.0
+        self._live_calls = 0
         self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
 
@@ -388,33 +387,19 @@ class CachedLLM:
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         row = self._record.replies.find(key)
         if row is not None:
-            self._recalled += 1
             self._record.count_again(row["costs"])
             if "llm" in row:
                 restore_llm(self._llm, row["llm"])
             return Completion(**row["completion"])
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
-        begun = time.monotonic()
         rows_before = len(self._record.cost_rows)
-        try:
-            completion = self._llm.complete(prompt)
-        finally:
-            self._waited += time.monotonic() - begun
+        completion = self._llm.complete(prompt)
         state = llm_state(self._llm)
         costs = [row.line() for row in self._record.cost_rows[rows_before:]]
         row = {"key": key, "step": self._step, "costs": costs, "completion": asdict(completion)}
         self._record.replies.add(row if state is None else {**row, "llm": state})
         return completion
-
-    def finish(self) -> Metrics:
-        """End the step's evolution; return the seconds in which it waited for replies, if it asked."""
-        if self._recalled:
-            text = f"{self._recalled} replies of the evolution that was cut off are used again"
-            self._record.event("notice", self._step, text=text)
-        if not (self._recalled or self._live_calls):
-            return {}
-        return {"llm/waited_seconds": self._waited}
 
 
 def llm_state(llm: LLM) -> State | None:
