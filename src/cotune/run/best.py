@@ -172,23 +172,17 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
 
 def best_id(events: Iterable[Row]) -> str | None:
-    """Return the id of the best instruction so far: the last choice, or else the heaviest of the last population."""
-    best: str | None = None
+    """Return the id of the best instruction so far: the last choice, or else the best of the last population.
+
+    That is by the weight when each was last observed; before any is observed it is the first, the initial instruction.
+    """
+    members: list[Row] = []
     for event in events:
         if event["kind"] == "best_instruction":
             return event["id"]
         if event["kind"] == "population":
-            best = best_member(event["members"])
-    return best
-
-
-def best_member(members: Iterable[Row]) -> str | None:
-    """Return the id of the best in a "population" event: by the weight when each was last observed.
-
-    Before any is observed it is the first, the initial instruction.
-    """
-    population = list(members)
-    if not population:
+            members = event["members"]
+    if not members:
         return None
-    observed = [m for m in population if m["observed_rollouts"] and m["observed"] is not None]
-    return max(observed, key=lambda member: member["observed"], default=population[0])["id"]
+    observed = [m for m in members if m["observed_rollouts"] and m["observed"] is not None]
+    return max(observed, key=lambda member: member["observed"], default=members[0])["id"]

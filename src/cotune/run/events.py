@@ -107,13 +107,11 @@ class Kind:
 
     Attributes:
         line: how an event is shown; a function returns "" for one that is not.
-        level: of the log; a script's trainer shows warnings.
-        notable: whether a reader of the report should know of each event.
+        level: of the log; a script's trainer shows warnings, and so does the report.
     """
 
     line: str | Callable[[Fields], str]
     level: int = logging.INFO
-    notable: bool = False
 
 
 def describe_event(kind: str, fields: Fields) -> str:
@@ -144,25 +142,6 @@ class _Line(Formatter):
         return escape(text if len(text) <= limit else f"{text[:limit]}…")
 
 
-_EVALUATED = {
-    "before": "before training",
-    "during": "best instruction so far ({instruction_id})",
-    "contender": "its rival {instruction_id}",
-    "uplift": "initial instruction",
-    "after": "best instruction ({instruction_id})",
-    "plain": "initial instruction",
-    "hinted": "best instruction and hint",
-    "last": "last policy, best instruction ({instruction_id})",
-}
-"""What is evaluated, by `when` of an event."""
-
-
-def _describe_evaluation(event: Fields) -> str:
-    subject = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
-    measure = "{measure}" if event.get("measure") else "exact match"
-    return f"[cyan]{subject}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
-
-
 def _born(event: Fields) -> str:
     verified = event.get("score") is not None
     verdict = ", {score:.2f} against its parent's {parent_score:.2f}" if verified else ""
@@ -173,7 +152,9 @@ _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
     "resumed": Kind("resumed after step {from_step}"),
-    "evaluated": Kind(_describe_evaluation),
+    "evaluated": Kind(
+        "[cyan]{when}, {prompt} instruction ({instruction_id}): {measure} {em:.2f}[/] on {n} {split} questions"
+    ),
     "instruction_born": Kind(_born),
     "instruction_pruned": Kind("[red]- {id}[/] pruned at weight {weight:.2f}"),
     "evolution": Kind(
@@ -181,13 +162,9 @@ EVENTS: Mapping[str, Kind] = {
         "{population}"
     ),
     "trial": Kind("trial in the next batches: {count} candidates"),
-    "proposal_failed": Kind("[yellow]{reason}[/]", _WARN),
-    "phase_failed": Kind(
-        "[yellow]no proposal of this phase was useful: {reason}[/]", _WARN, notable=True
-    ),
-    "proposals_ended": Kind(
-        "[yellow]{reason}; training continues without new proposals[/]", _WARN, notable=True
-    ),
+    "proposal_failed": Kind("[yellow]{reason}[/]"),
+    "phase_failed": Kind("[yellow]no proposal of this phase was useful: {reason}[/]", _WARN),
+    "proposals_ended": Kind("[yellow]{reason}; training continues without new proposals[/]", _WARN),
     "best_kept": Kind("{text}"),
     "gepa_progress": Kind(
         f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev"
@@ -207,7 +184,7 @@ EVENTS: Mapping[str, Kind] = {
         "hints: {accepted} of {asked} proposals accepted, {covering} cover; "
         f"dev solved {{solved_without:.2f}} -> {{solved_by_cover:.2f}}; {_EVALUATIONS}"
     ),
-    "notice": Kind("[yellow]{text}[/]", _WARN, notable=True),
+    "notice": Kind("[yellow]{text}[/]", _WARN),
 }
 """The kinds of the package that have a line; the others are only recorded."""
 
@@ -241,8 +218,11 @@ class RunDisplay:
         if self._console is not None:
             total = int(values.get("total_steps", self._total))
             report("step", step, total)
-            figures = "  ".join([*_step_figures(values), *self._time_left(step, total)])
-            self._tell(step, f"[bold]step {step}/{total}[/]  {figures}")
+            figures = [
+                text.format(values[name]) for name, text in _FIGURES.items() if name in values
+            ]
+            figures += self._time_left(step, total)
+            self._tell(step, f"[bold]step {step}/{total}[/]  {'  '.join(figures)}")
         for problem, notice in (
             ("truncation", truncation_notice(values)),
             ("outage", _outage_notice(values)),
@@ -271,20 +251,14 @@ class RunDisplay:
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-def _step_figures(values: Mapping[str, float]) -> list[str]:
-    """Return the numbers of a step that the console shows."""
-    figures = [
-        f"reward {values.get('reward_mean', 0):.2f}",
-        f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
-        f"turns {values.get('turns_mean', 0):.1f}",
-    ]
-    if values.get(TRUNCATED_SHARE):
-        figures.append(f"truncated {values[TRUNCATED_SHARE]:.0%}")
-    if "inspo/population_size" in values:
-        figures.append(f"population {values['inspo/population_size']:.0f}")
-        figures.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
-    if "hinted_share" in values:
-        figures.append(f"under hints {values['hinted_share']:.0%}")
-    if values.get("distil/share", 0) > 0:
-        figures.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
-    return figures
+_FIGURES = {
+    "reward_mean": "reward {:.2f}",
+    "zero_advantage_share": "zero-advantage groups {:.0%}",
+    "turns_mean": "turns {:.1f}",
+    TRUNCATED_SHARE: "truncated {:.0%}",
+    "inspo/population_size": "population {:.0f}",
+    "inspo/best_weight": "best weight {:.2f}",
+    "hinted_share": "under hints {:.0%}",
+    "distil/loss": "distillation loss {:.3f}",
+}
+"""The metrics of a step that the console shows."""

@@ -61,7 +61,6 @@ class RunDir:
         self.checkpoints_path = path / "checkpoints"
         self.best_path = path / "best"
         self.report_path = path / "report.html"
-        self._events: tuple[object, list[Row]] = (None, [])
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -105,14 +104,7 @@ class RunDir:
         return command_on(self.path, "resume")
 
     def read_events(self) -> list[Row]:
-        """Return the rows of events.jsonl, parsed again only if the file has changed."""
-        if not self.events_path.exists():
-            return []
-        state = self.events_path.stat()
-        version = (state.st_ino, state.st_size, state.st_mtime_ns)
-        if version != self._events[0]:
-            self._events = version, read_jsonl(self.events_path)
-        return list(self._events[1])
+        return read_jsonl(self.events_path)
 
     def read_metrics(self) -> list[Row]:
         return read_jsonl(self.metrics_path)

@@ -313,7 +313,7 @@ def _notices(run: RecordedRun) -> list[str]:
         lines.append(f"{line}, with another run file: {'; '.join(changed)}" if changed else line)
     for event in run.events:
         kind = EVENTS.get(event["kind"])
-        if kind is not None and kind.notable:
+        if kind is not None and kind.level == logging.WARNING:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
             lines.append(f"step {event['step']}: {text}")
