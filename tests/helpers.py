@@ -40,10 +40,6 @@ INITIAL = (
 )
 
 
-WAITING = frozenset({"llm/waited_seconds"})
-"""Metrics that say how long an LLM took, which differs from run to run."""
-
-
 def rules_llm(seed: int = 0) -> RulesLLM:
     """Return the offline rules of the world geo, whose questions `make_tasks` gives."""
     return RulesLLM(seed, geo_rules.RULES)

@@ -1,7 +1,6 @@
 """The architecture: which package may import which, read from the sources."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,14 +72,3 @@ def test_modules_outside_an_engine_load_without_it() -> None:
         if name in tied or name.startswith(tuple(f"{each}." for each in tied))
     ]
     assert not found
-
-
-def test_the_root_holds_only_what_everything_shares() -> None:
-    assert {path.name for path in ROOT.glob("*.py")} == {
-        f"{name}.py" for name in ("__init__", "__main__", "types", "protocols", "errors")
-    }
-
-
-def test_no_file_name_stands_three_times() -> None:
-    names = Counter(path.name for path in modules().values() if not path.name.startswith("__"))
-    assert not [name for name, count in names.items() if count > 2]

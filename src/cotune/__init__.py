@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cotune.environments.base import TaskEnvironment as TaskEnvironment
     from cotune.environments.search import SearchEnvironment as SearchEnvironment
     from cotune.environments.search import SearchOptions as SearchOptions
-    from cotune.environments.search import search_environment as search_environment
     from cotune.environments.tools import ToolEnvironment as ToolEnvironment
     from cotune.environments.trl_factory import from_trl as from_trl
     from cotune.environments.verifiers import from_verifiers as from_verifiers
@@ -35,12 +34,7 @@ if TYPE_CHECKING:
     from cotune.errors import RetrievalError as RetrievalError
     from cotune.llm.client import OpenAIOptions as OpenAIOptions
     from cotune.llm.own import BankOptions as BankOptions
-    from cotune.methods.fst import FstOptions as FstOptions
-    from cotune.methods.fst import GepaOptions as GepaOptions
-    from cotune.methods.inspo.inspo import InspoOptions as InspoOptions
     from cotune.methods.p2o.hints import HintOptions as HintOptions
-    from cotune.methods.p2o.p2o import P2OOptions as P2OOptions
-    from cotune.policy.chat_template import with_instruction as with_instruction
     from cotune.policy.policy_files import policy_path as policy_path
     from cotune.protocols import LLM as LLM
     from cotune.protocols import Environment as Environment
@@ -68,18 +62,14 @@ _NAMES = {
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",
     "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",
-    "environments.search": "SearchEnvironment SearchOptions search_environment",
+    "environments.search": "SearchEnvironment SearchOptions",
     "environments.tools": "ToolEnvironment",
     "environments.trl_factory": "from_trl",
     "environments.verifiers": "from_verifiers",
     "errors": "BudgetError ConfigError CotuneError EngineError EvolutionError LLMError RetrievalError",
     "llm.own": "BankOptions",
     "llm.client": "OpenAIOptions",
-    "methods.fst": "FstOptions GepaOptions",
-    "methods.inspo.inspo": "InspoOptions",
     "methods.p2o.hints": "HintOptions",
-    "methods.p2o.p2o": "P2OOptions",
-    "policy.chat_template": "with_instruction",
     "policy.policy_files": "policy_path",
     "protocols": "Environment LLM Retriever",
     "rewards.functions": "RewardFunctions WeightedReward",

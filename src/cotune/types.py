@@ -10,7 +10,7 @@ tokens, V entries of the vocabulary.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -49,14 +49,7 @@ class Task:
 
     def own_columns(self) -> dict[str, Any]:
         """Return copies of the columns' values, for the user's code, which may change them."""
-        return {name: _copied(value) for name, value in self.columns.items()}
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  # an open file, say
-        return value
+        return copy.deepcopy(dict(self.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +214,12 @@ class Limits(Section):
     prompt_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("turns", "turn_tokens", "observation_tokens", "prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"limits.{name} is {getattr(self, name)}; expected 1 or more")
-        if self.trajectory_tokens < 2:
-            raise ValueError(
-                f"limits.trajectory_tokens is {self.trajectory_tokens}; expected 2 or more"
-            )
+        for limit in fields(self):
+            least = 2 if limit.name == "trajectory_tokens" else 1
+            if getattr(self, limit.name) < least:
+                raise ValueError(
+                    f"limits.{limit.name} is {getattr(self, limit.name)}; expected {least} or more"
+                )
 
 
 class StopReason(StrEnum):

@@ -100,7 +100,7 @@ def test_an_llm_by_name() -> None:
     [
         ({"environment": {}}, "environment: expected {kind: …}; got {}"),
         ({"strategy": "inspo"}, "strategy: expected {kind: …}; got 'inspo'"),
-        ({"rewards": [3]}, "rewards.0: expected a text, or fields below it; got 3"),
+        ({"rewards": [3]}, "rewards.0: expected fields below it; got 3"),
         ({"strategy": None}, "strategy: missing; it has no default"),
         ({"seed": 2**32}, "seed: expected less than 4294967296"),
         # An unknown field comes before what it makes missing.

@@ -118,7 +118,7 @@ def test_a_data_set_and_reward_functions_train(folder: Path) -> None:
     assert metrics[0]["reward_metric/characters"] == pytest.approx(length)
     (before,) = [e for e in run.read_events() if e.get("when") == "before"]
     assert (before["measure"], before["n"]) == ("mean reward", 3)
-    assert "before training: mean reward" in shown
+    assert "before, initial instruction (i0): mean reward" in shown
     assert "xact match" not in shown
     report = (run.path / "report.html").read_text(encoding="utf-8")
     assert "Held-out mean reward" in report

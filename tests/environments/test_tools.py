@@ -194,7 +194,7 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
 
     assert contents(response) == ["8"]
     assert made.initial_instruction == INITIAL_INSTRUCTION
-    with pytest.raises(ConfigError, match=r"my_tools\.py has no duble .did you mean double"):
+    with pytest.raises(ConfigError, match=r"my_tools\.py has no duble; correct the name"):
         tool_environment(ToolsOptions(tools=(f"{file}:duble",)), {"train": [TASK]})
     with pytest.raises(ConfigError, match="tools: 3 cannot be a tool"):
         tool_environment(ToolsOptions(tools=(f"{file}:number",)), {"train": [TASK]})

@@ -21,7 +21,7 @@ from cotune.experiments.measure import MeasuredRun, drift_chart, figures_of, mea
 from cotune.policy.adapters import lora_config, save_weights
 from cotune.policy.local_policy import load, load_model
 from cotune.policy.policy_files import LoraOptions, policy_path
-from cotune.run.checkpoints import write_manifest
+from cotune.run.checkpoints import save_state
 from cotune.run.record import Record
 from cotune.types import Prompt, Task
 from tests.command_line import Command, Refused
@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     for step, weights in ((1, policy_path("bundled:ladder")), (2, folder / "best")):
         checkpoint = folder / f"checkpoints/checkpoint-{step}"
         shutil.copytree(weights, checkpoint)
-        write_manifest(checkpoint)
+        save_state(checkpoint, {})
     return config
 
 

@@ -34,7 +34,6 @@ def test_one_seed_has_the_interval_of_every_other_table() -> None:
         ([[0.0] * 3] * 2, False, 3),
         ([[0.0] * 3] * 2, True, 6),
         ([[1.0] * 4] * 3, False, 4),
-        ([[0.5] * 4] * 3, False, 4),
     ],
 )
 def test_equal_rewards_are_no_certainty(rewards: list[list[float]], own: bool, n: int) -> None:

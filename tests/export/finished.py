@@ -10,7 +10,7 @@ from cotune.engines.joint import settings_of
 from cotune.run.best import BestRecord
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
-from cotune.run.scores import Score
+from cotune.run.scores import Score, wilson
 
 INSTRUCTION = "Search <search> one thing </search> at a time. Say it in <answer> tags </answer>."
 
@@ -51,7 +51,7 @@ def finish(run: Record, config: RunConfig, kept: BestRecord) -> None:
 
     def score(em: float) -> Score:
         measure = "mean reward" if config.rewards else "exact match"
-        return Score(em, 40, {"1 hop": (em, 20), "2 hops": (em / 2, 20)}, measure)
+        return Score(em, 40, {"1 hop": (em, 20), "2 hops": (em / 2, 20)}, measure, wilson(em, 40))
 
     hinted = score(0.75) if kept.hint else None
     outcome = Outcome(

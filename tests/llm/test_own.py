@@ -51,7 +51,7 @@ def test_a_class_is_made_and_an_object_is_used() -> None:
         ("Needy", r"mine.py:Needy\(\) raised TypeError: .*'key'.*without required arguments"),
         ("number", r"mine.py:number is of int, which has no complete\(prompt\)"),
         ("complete", "is of function, which has no complete"),
-        ("Mime", "did you mean Mine"),
+        ("Mime", "has no Mime; correct the name"),
     ],
 )
 def test_what_is_no_llm_is_refused(name: str, match: str) -> None:

@@ -340,17 +340,6 @@ def generates(completions: list[str]) -> Iterator[float]:
     raise KeyError("late")
 
 
-class Unshowable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-    __repr__ = __str__
-
-
-def unshowable(completions: list[str]) -> list[float]:
-    raise Unshowable
-
-
 def gives_too_much(completions: list[str]) -> list[float]:
     return [1e308] * len(completions)
 
@@ -361,9 +350,7 @@ def gives_too_much(completions: list[str]) -> list[float]:
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
-        (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
         (gives_too_much, "gives_too_much returned 1e+308 for task t0; expected a number below 1e+15"),
-        (lambda completions: [Unshowable()], "lambda returned a value that cannot be shown"),
         (lambda completions: [10**400], "lambda returned 1000"),
     ],
 )  # fmt: skip

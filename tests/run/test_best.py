@@ -26,13 +26,7 @@ from cotune.run.record import Record
             "close to i1 to call), the best on validation with exact match 0.500 (95 %: 0.250 to 0.750)",
         ),
         (
-            {"validated": True, "em": 0.5, "trained": 9, "leader": "i3", "last_em": 0.25},
-            "Kept: the policy of step 4 of 9 with instruction i2, the best on validation with exact match "
-            "0.500. Instruction i3 ranks first after step 9, and scored 0.250 with the policy of that "
-            "step",
-        ),
-        (
-            {"validated": True, "em": 0.5, "initial_em": 0.5, "instruction_id": "i0", "leader": "i3",
+            {"validated": True, "em": 0.5, "initial_em": 0.5, "instruction_id": "i0",
              "interval": (0.25, 0.75),
              "replaced": BestRecord(instruction="Do better.", instruction_id="i3", em=0.25,
                                  interval=(0.125, 0.5))},
@@ -68,7 +62,7 @@ def test_a_record_of_another_version(tmp_path: Path) -> None:
     # Whether its score is one is unknown, and of what.
     assert record.statement() == "Kept: the policy of step 1 with instruction i0"
     (tmp_path / "best.json").write_text('{"schema_version": 2, "instruction": "Do."}')
-    with pytest.raises(ConfigError, match="cannot be read \\(schema_version"):
+    with pytest.raises(ConfigError, match=r"cannot be read .*schema_version"):
         read_best(tmp_path)
 
 

@@ -1,97 +1,49 @@
-"""Checkpoints of both engines: complete with their manifest, and whole by its sizes."""
+"""Checkpoints of both engines, complete with cotune's state."""
 
 from pathlib import Path
 
 import pytest
 
-from cotune.errors import ConfigError
 from cotune.run.checkpoints import (
-    MANIFEST,
     STATE,
-    Chosen,
     complete_checkpoints,
-    damaged_file,
     load_state,
-    newest_undamaged,
     save_state,
-    write_manifest,
+    set_aside_newer,
+    trained_steps,
 )
 
-
-@pytest.fixture(params=["checkpoint-", "global_step_"])
-def prefix(request: pytest.FixtureRequest) -> str:
-    return request.param
+STEP_STATE = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
 
 
 def saved(path: Path) -> Path:
     """A complete checkpoint, as a trainer and cotune write it."""
     (path / "actor").mkdir(parents=True)
-    for name in ("trainer_state.json", "actor/model.safetensors"):
-        (path / name).write_bytes(name.encode() * 9)
-    save_state(path, {"batches": 3, "coordinator": {"é": [0.1, None, True]}})
+    (path / "actor" / "model.safetensors").write_bytes(b"weights")
+    save_state(path, STEP_STATE)
     return path
 
 
-def choose(folder: Path) -> Chosen:
-    return newest_undamaged(complete_checkpoints(folder))
-
-
+@pytest.mark.parametrize("prefix", ["checkpoint-", "global_step_"])
 def test_the_newest_complete_one_is_taken(tmp_path: Path, prefix: str) -> None:
-    assert choose(tmp_path) == choose(tmp_path / "absent") == Chosen()
+    assert complete_checkpoints(tmp_path) == complete_checkpoints(tmp_path / "absent") == []
+    assert trained_steps(tmp_path) is None
     for step in (2, 10, 9):  # by number: neither by name nor by age
         saved(tmp_path / f"{prefix}{step}")
-    (saved(tmp_path / f"{prefix}11") / MANIFEST).unlink()  # a kill came first
+    (saved(tmp_path / f"{prefix}11") / STATE).unlink()  # a kill came first
     for other in ("checkpoint-last", "global_step_tmp", "best/step_12"):
         saved(tmp_path / other)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("11")
-    chosen = choose(tmp_path)
-    assert (chosen.path, chosen.notices) == (tmp_path / f"{prefix}10", ())
-    state = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
-    assert load_state(tmp_path / f"{prefix}10") == state
-
-
-@pytest.mark.parametrize("how", ["emptied", "halved", "missing"])
-@pytest.mark.parametrize("name", ["actor/model.safetensors", STATE, MANIFEST])
-def test_a_damaged_one_is_passed_over_and_set_aside(
-    tmp_path: Path, prefix: str, name: str, how: str
-) -> None:
-    older = saved(tmp_path / f"{prefix}4")
-    newer = saved(tmp_path / f"{prefix}8")
-    victim = newer / name
-    whole = victim.read_bytes()
-    victim.unlink()
-    if how != "missing":
-        victim.write_bytes(b"" if how == "emptied" else whole[: len(whole) // 2])
-    chosen = choose(tmp_path)
-    assert chosen.path == older
-    if (name, how) == (MANIFEST, "missing"):  # as a kill leaves it
-        assert chosen == Chosen(older)
-        return
-    assert chosen.notices == (f"{newer.name} is skipped: {victim} is damaged or missing",)
-    chosen.set_aside()
-    assert {path.name for path in tmp_path.iterdir()} == {older.name, f"aside-{newer.name}"}
-    # If none is whole the run does not start over, which would remove its logs.
-    (older / "trainer_state.json").unlink()
-    with pytest.raises(ConfigError, match=r"trainer_state\.json: is damaged or missing, and no"):
-        choose(tmp_path)
-
-
-def test_a_manifest_holds_for_what_was_written_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "a").write_bytes(b"abc")
-    (folder / "deep" / "b").write_bytes(b"")
-    write_manifest(folder)
-    (folder / "new").touch()  # what came later is not its concern
-    assert damaged_file(folder) is None
-    for file in (folder / "a", folder / "deep" / "b"):
-        before = file.read_bytes()
-        file.write_bytes(before + b"!")
-        assert damaged_file(folder) == file
-        file.write_bytes(before)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"sizes": 3}', '{"sizes": {"a": []}}'])
-def test_a_manifest_that_is_none_is_the_damaged_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / MANIFEST).write_text(text)
-    assert damaged_file(tmp_path) == tmp_path / MANIFEST
+    assert [path.name for path in complete_checkpoints(tmp_path)] == [
+        f"{prefix}{step}" for step in (10, 9, 2)
+    ]
+    assert load_state(tmp_path / f"{prefix}10") == STEP_STATE
+    assert trained_steps(tmp_path) == 3
+    # A run that goes on from an earlier one sets aside what is newer, complete or not.
+    for _ in range(2):
+        saved(tmp_path / f"{prefix}12")
+        set_aside_newer(tmp_path / f"{prefix}9")
+    names = {path.name for path in tmp_path.glob(f"*{prefix}[0-9]*")}
+    assert names == {
+        *(f"{prefix}{step}" for step in (2, 9)), *(f"aside-{prefix}{step}" for step in (10, 11, 12)),
+    }  # fmt: skip

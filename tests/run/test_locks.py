@@ -1,6 +1,5 @@
 """A folder that a process writes to is refused to a second one."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.json_files import locked, run_locked
+from cotune.run.json_files import run_locked
 from tests.helpers import is_locked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no lock elsewhere")
@@ -51,24 +50,3 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
     with run_locked(tmp_path):  # dropped with the process
         assert is_locked(tmp_path / "run.lock")
     assert not is_locked(tmp_path / "run.lock")
-
-
-def test_a_lock_neither_empties_a_file_nor_follows_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text("kept")
-    with locked(mine, "busy"):
-        pass
-    (tmp_path / "run.lock").symlink_to(mine)
-    with pytest.raises(OSError, match="symbolic links"), run_locked(tmp_path):
-        pass
-    assert mine.read_text() == "kept"
-
-    # A file system without locks keeps nobody off.
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with locked(tmp_path / "lock", "busy"):
-        assert not is_locked(tmp_path / "lock")

@@ -7,23 +7,19 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import ConfigError, EvolutionError, LLMError
+from cotune.errors import EvolutionError, LLMError
 from cotune.llm.client import MeteredLLM
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.costs import Totals
-from cotune.run.events import RunDisplay
 from cotune.run.json_files import append, json_line
 from cotune.run.record import CachedLLM, Record, ReplyCache
-from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
 from cotune.utils.progress import listening
-from tests.helpers import WAITING, make_tasks, make_trajectory, one_step
+from tests.helpers import make_tasks, make_trajectory, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler
-
-CONFIG = {"library": "trl", "name": "mine", "seed": 0, "steps": 4}
 
 
 @pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
@@ -59,43 +55,15 @@ def test_a_silent_record_writes_nothing_and_counts(tmp_path: Path, path: str | N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trainer_may_have_made_its_folder_of_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert RunDir.is_run(Record.create(tmp_path / "run", CONFIG).path)
-    (tmp_path / "other" / "checkpoints" / "checkpoint-3").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        Record.create(tmp_path / "other", CONFIG)
-
-
-def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "cotune")
-    record = Record.create(tmp_path / "run", CONFIG)
-    record.listeners = [RunDisplay()]
-    hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
-    record.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
-    record.event("notice", 1, text="population of 2")
-    record.event("hint_progress", 2, evaluations=3, budget=9, hints=2, best_mean_dev_score=0.5)
-    record.event("population", 2, members=[])
-    said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "cotune"]
-    assert said == [
-        ("INFO", "step 1: + i1 (rewrite): [red]Search[/red] [31mthen answer"),
-        ("WARNING", "step 1: population of 2"),
-        ("DEBUG", "step 2: hints: 3/9 evaluations, 1 hints, best 0.50"),
-    ]
-
-
 TASKS = make_tasks(4)
 ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}
 
 
-@pytest.mark.parametrize(
-    "torn", [b'{"key": "c', b'{"key": "c"}\n', b"\x00\x00\n", b"[3]\n", b"{}\n"]
-)
-def test_a_line_that_cannot_be_read_is_ignored(tmp_path: Path, torn: bytes) -> None:
+def test_a_reply_that_a_kill_cut_off_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for key in "ab":
         append(path, json_line({"key": key, **ROW}, "row"))
-    append(path, torn)
+    append(path, b'{"key": "c')
     cache = ReplyCache(path)
     assert [cache.find(key) is not None for key in "abc"] == [True, True, False]
     cache.add({"key": "d", **ROW})
@@ -216,7 +184,7 @@ def attempt(
     )
     try:
         rollouts, metrics = one_step(coordinator, TASKS, 2, Progress(5, 0, total_steps=9))
-        result = rollouts, {k: v for k, v in metrics.items() if k not in WAITING}
+        result = rollouts, metrics
     except (Killed, EvolutionError) as ended:
         result = ended
     return Attempt(run, run.totals(), trail, world.asked, result)
@@ -254,9 +222,6 @@ def test_a_phase_cut_off_anywhere_goes_on_as_if_it_had_not_been(
     # No reply is paid twice; what failed is asked again.
     paid = [what for piece in pieces for what in calls(piece.asked) if what != "llm 1"]
     assert paid == ["llm 0", "llm 2"]
-    if first > 1:
-        (notice, *_) = [r["text"] for r in pieces[-1].run.read_events() if r["kind"] == "notice"]
-        assert notice.endswith("replies of the evolution that was cut off are used again")
 
 
 def test_replies_of_other_questions_models_and_of_a_phase_that_ended_the_run_are_asked_for(

@@ -1,6 +1,4 @@
-import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +94,8 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
     for path in (tmp_path / "mine.txt", tmp_path / "mine.txt" / "below" / "it"):
         with pytest.raises(ConfigError, match=r"^output: .*mine.txt is a file; choose another"):
             Record.create(path, CONFIG)
+    # A trainer may have made its folder of checkpoints, which is empty before the run.
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     run = Record.create(tmp_path / "run", CONFIG)
     with raises_line(match=f"or resume the run: cotune resume {run.path}$"):
         Record.create(run.path, CONFIG)
@@ -109,20 +109,17 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     assert Record.is_run(path)
     (path / "best").mkdir()
     (path / "best" / ".best.json.71.tmp").touch()
-    run.begin_attempt(None)
-    run.count("train", 1, 1)
-    run.begin_attempt(0)
+    run.cut_back(0)
     assert not list(path.rglob(".*.tmp"))
 
 
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, r"not a run folder: it has no run\.yaml"),
+        (None, r"not a run folder: there is no .*/run\.yaml; give"),
         ("schema_version: 2\n", "schema_version is 2, expected 1"),
-        ("a: [\n", "run.yaml is not YAML .*; restore the file"),
     ],
-    ids=["none", "version", "open"],
+    ids=["none", "version"],
 )
 def test_open_refuses_what_is_no_run_folder(run: Record, text: str | None, match: str) -> None:
     run.config_path.unlink()
@@ -191,9 +188,6 @@ def test_summaries(run: Record, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"schema_version": 9}')
     with pytest.raises(ConfigError, match="schema_version is 9"):
         read_summary(tmp_path)
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
-        read_summary(tmp_path)
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 9, "rew', b'{"step": 9}', b"\xe2\x80"])
@@ -215,9 +209,6 @@ def test_a_torn_last_line_is_skipped_then_removed(run: Record, torn: bytes) -> N
 def test_a_broken_line_that_was_finished_is_an_error_with_its_place(run: Record) -> None:
     (run.path / "events.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"events\.jsonl, line 2: not JSON"):
-        run.read_events()
-    (run.path / "events.jsonl").write_text("[1]\n")
-    with pytest.raises(ConfigError, match="line 1: expected a JSON object"):
         run.read_events()
 
 
@@ -253,23 +244,9 @@ def test_lines_round_trip_whatever_the_text(
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"".join(json_line(row, "row") for row in rows))
     assert read_jsonl(path) == rows == plain(rows, "rows")
-
-
-def test_token_ids_are_not_looked_at_one_by_one() -> None:
-    """A batch has millions of them: a call for each took a minute of a step of 8,192 rollouts."""
-    row = {"completion_ids": list(range(1000)), "mask": [1] * 1000}
-    calls = 0
-
-    def count(frame: object, event: str, _: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        line = json_line(row, "trajectory")
-    finally:
-        sys.setprofile(None)
-    assert calls < 100
-    assert json.loads(line) == row
-    assert plain([1, True, np.int64(2), 0.5], "x") == [1, True, 2, 0.5]
-    assert [type(value) for value in plain((1, np.int64(2)), "x")] == [int, int]
+    assert [type(value) for value in plain((1, True, np.int64(2), 0.5), "x")] == [
+        int,
+        bool,
+        int,
+        float,
+    ]

@@ -4,15 +4,9 @@ from typing import Any
 
 import pytest
 
-from cotune.run.scores import difference_interval, measure_of, score_trajectories, wilson
+from cotune.run.scores import difference_interval, score_trajectories, wilson
 from cotune.types import Task, Trajectory
 from tests.helpers import make_trajectory, under
-
-
-class Named:
-    """An environment, or reward functions, with a name for its mean."""
-
-    measure = "exact match"
 
 
 def rollout(stratum: str, reward: float) -> Trajectory:
@@ -33,13 +27,6 @@ def test_score_by_hand() -> None:
         score_trajectories([])
     with pytest.raises(ValueError, match="expected at least 1"):
         wilson(0.5, 0)
-    # What a score is of.
-    named: Any = Named()
-    other: Any = object()
-    assert measure_of(named) == "exact match"
-    assert measure_of(other) == "mean reward"
-    assert measure_of(named, other) == "mean reward"
-    assert measure_of(other, named) == "exact match"
 
 
 def test_wilson_by_hand() -> None:
@@ -58,13 +45,11 @@ def test_wilson_by_hand() -> None:
         # s² = (4 + 1 + 9 + 4 + 4) / 4 = 5.5; t of four degrees is 2.776445.
         ((-1.0, 0.0, 4.0, -1.0, 3.0), (1 - 2.776445 * 1.1**0.5, 1 + 2.776445 * 1.1**0.5)),
         ((0.2, 1.0), (0.0, 1.0)),  # cut to the possible
-        ((0.2, 1.4), None),  # too few
         # Equal rewards are no certainty.
         ((0.0, 0.0, 0.0), wilson(0, 3)),
-        ((0.5, 0.5), wilson(0.5, 2)),
-        ((-1.5,) * 9, None),
-        ((0.5,), None),
         ((1.0,), wilson(1.0, 1)),
+        ((0.5, 0.5), None),
+        ((0.5,), None),
     ],
 )
 def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | None) -> None:
@@ -81,7 +66,6 @@ def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | N
         ([0.0] * 3, (-wilson(0, 3)[1], wilson(0, 3)[1])),
         ([1.0] * 3, (wilson(1, 3)[0] - wilson(0, 3)[1], 1.0)),
         ([-1.0], (-1.0, wilson(0, 1)[1] - wilson(1, 1)[0])),
-        ([0.25] * 3, None),
         ([0.3 - 0.1, 0.2, 0.2], None),
         ([0.5], None),
     ],

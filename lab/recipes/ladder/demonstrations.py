@@ -15,8 +15,9 @@ from cotune.worlds.ladder import (
     WRITTEN,
     Problem,
     Way,
+    after,
     problem,
-    procedure,
+    slippery,
 )
 from recipes.ladder.phrases import GRAMMAR
 from recipes.requests import Request
@@ -35,10 +36,37 @@ CARELESS = 0.9
 """Chance that an answer that was asked for at once is wrong even if nothing carries."""
 
 
+_OVER = "over"
+
+
+def procedure(problem: Problem, way: Way, remembered: Iterator[bool] | None = None) -> str:
+    """Return the lines of a way.
+
+    Args:
+        remembered: whether each carry or borrow in turn is remembered; None remembers all.
+    """
+    total = problem.first
+    lines: list[str] = []
+    for group in problem.groups(way):
+        number = sum(group)
+        if len(group) > 1:
+            lines.append(f"{'+'.join(str(abs(n)) for n in group)}={abs(number)};")
+        slips = slippery(total, number)
+        carried = slips and (remembered is None or next(remembered))
+        result = after(total, number, not slips or carried)
+        up, down = (" up" * carried, "") if number > 0 else ("", " down" * carried)
+        written = str(result) if result <= LARGEST else _OVER
+        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {written};")
+        total = result
+        if written == _OVER:
+            break
+    return f"{way.capitalize()}: " + " ".join(lines)
+
+
 def result_of(procedure: str) -> int:
     """Return the last result of a written procedure; the largest number if it was left at hundreds."""
     last = procedure.rstrip(";").rsplit(" ", 1)[1]
-    return LARGEST if last == "over" else int(last)
+    return LARGEST if last == _OVER else int(last)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
-from cotune.utils.output import accept_any_text, file_failure
+from cotune.utils.file_errors import file_failure
 from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.text import hide_secrets, one_line
 
@@ -422,7 +422,6 @@ def _console() -> "Console":
 
 def main() -> None:
     """Run the `cotune` command line; here every command ends."""
-    accept_any_text()
     try:
         try:
             app()

@@ -16,7 +16,7 @@ from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
-from cotune.utils.output import file_failure, output_may_be_lost
+from cotune.utils.file_errors import file_failure
 from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.progress import step_progress
 from cotune.utils.text import command_on, one_line
@@ -119,7 +119,7 @@ def _stoppable(folder: Path, new: bool = False) -> Generator[None]:
     place = folder.absolute()  # a tool may change the current folder
     another = new and RunDir.is_run(place)
     try:
-        with output_may_be_lost(), stopped_by_sigterm():
+        with stopped_by_sigterm():
             yield
     except (KeyboardInterrupt, Exception) as error:
         begun = RunDir.is_run(place) and not another

@@ -51,7 +51,7 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
     """Return the run file of a folder, now `was`, with some fields set, checked for a resume.
 
     Raises ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given neither more
-    steps nor more rollouts than it had; or every checkpoint is damaged.
+    steps nor more rollouts than it had.
     """
     trained = trained_steps(run.checkpoints_path)
     config = was

@@ -64,7 +64,7 @@ class Engine(Protocol):
 
         Args:
             setup: the result of `prepare`.
-            resume: continue from the newest undamaged checkpoint; else create the run folder.
+            resume: continue from the newest complete checkpoint; else create the run folder.
         """
         ...
 

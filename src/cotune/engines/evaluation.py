@@ -97,22 +97,14 @@ class BestPolicy:
         record.write(staged)
         self._swap_in(staged)
 
-    def conclude(
-        self, trained: int, leader: str, last: Score | None, initial: Prompt
-    ) -> BestRecord:
+    def conclude(self, trained: int, initial: Prompt) -> BestRecord:
         """Choose the instruction to keep, and add to the record how the run ended; on rank 0.
 
         Args:
             trained: steps of the whole run.
-            leader: id of the instruction that the method ranks first now.
-            last: the last policy's score on validation under it; None if it has none.
+            initial: the prompt with the initial instruction.
         """
-        record = replace(
-            self.read_kept().method_best,
-            trained=trained,
-            leader=leader,
-            last_em=None if last is None else last.em,
-        )
+        record = replace(self.read_kept().method_best, trained=trained)
         if record.initial_em is not None and record.initial_em >= record.em:
             # What the method observed is of its own instruction.
             record = replace(
@@ -343,7 +335,7 @@ class RunEvaluation:
             score, uplift = on_rank_zero(lambda: self.during(joint, last=True))
         on_rank_zero(lambda: self._offer(joint, score, uplift))
         self.best.restore(joint)
-        best: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
+        best: BestRecord = on_rank_zero(lambda: self._conclude(joint))
         identity = best.instruction_id
         after = plain = hinted = None
         if joint.parts.environment.tasks("test"):
@@ -372,12 +364,12 @@ class RunEvaluation:
             self.best.forget()
         self.best.offer(joint, score, joint.batches, plain)
 
-    def _conclude(self, joint: Joint, score: Score | None) -> BestRecord:
+    def _conclude(self, joint: Joint) -> BestRecord:
         """Choose the instruction to keep with the kept policy; record the choice and the pair."""
         strategy = joint.coordinator.strategy
         step = joint.coordinator.current_step
         leader = strategy.best_instruction_id()
-        record = self.best.conclude(joint.batches, leader, score, self._initial)
+        record = self.best.conclude(joint.batches, self._initial)
         if (choice := strategy.choice()) is not None:
             identity = choice.instruction.id
             joint.parts.record.event("best_instruction", step, id=identity, **choice.evidence)

@@ -1,6 +1,6 @@
 """Joint training of weights and prompt on any engine: what a run has beside its trainer, its progress and saved state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -139,7 +139,6 @@ class Joint:
     Attributes:
         batches: the number of steps trained so far.
         ended: whether a budget has ended training.
-        notices: what to record on a resume about the choice of its checkpoint, a line each.
         changed: the fields of run.yaml that a resume has changed; see `cotune.config.resuming.changes`.
         attempt: which of the run's attempts this is, once training has begun.
     """
@@ -177,7 +176,6 @@ class Joint:
         self.group_size = group_size
         self.batches = 0
         self.ended = False
-        self.notices: Sequence[str] = ()
         self.changed: Mapping[str, Any] = {}
         self.attempt: int | None = None
 
@@ -257,8 +255,6 @@ class Joint:
         step = self.batches
         self.attempt = record.begin_attempt(step)
         record.event("resumed", step, from_step=step, changed=self.changed)
-        for text in self.notices:
-            record.event("notice", step, text=text)
 
 
 def check_identity(state: State, identity: Mapping[str, str]) -> None:

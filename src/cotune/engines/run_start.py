@@ -1,6 +1,6 @@
 """Start or continue a run in its folder, the same for every engine: parts, lock, checkpoint, first events."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, sett
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
-from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
+from cotune.run.checkpoints import complete_checkpoints, load_state
 from cotune.run.events import RunDisplay
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
@@ -117,48 +117,49 @@ def _has_trained(record: Record) -> bool:
     )
 
 
-def choose_checkpoint(complete: Iterable[Path], best: BestPolicy) -> Chosen:
-    """Return the newest undamaged checkpoint of `complete`, which lists the newest first.
+def choose_checkpoint(complete: Sequence[Path], best: BestPolicy) -> Path | None:
+    """Return the first of `complete`, which lists the newest first; None if it is empty.
 
-    If there is one, the kept policy must be whole too: `BestPolicy.check` finishes a replacement that a kill cut
+    If there is one, the kept policy must be whole: `BestPolicy.check` finishes a replacement that a kill cut
     off, so call this while the run is locked.
     """
-    chosen = newest_undamaged(complete)
-    if chosen.path is not None:
-        best.check()
-    return chosen
+    if not complete:
+        return None
+    best.check()
+    return complete[0]
 
 
 def begin_run(
     record: Record,
     settings: RunSettings,
     best: BestPolicy,
-    chosen: Chosen | None,
+    checkpoint: Path | None,
     check: Callable[[Path], None],
+    *,
+    resume: bool,
 ) -> Mapping[str, Any]:
     """Write the first events of a run, or prepare its folder to go on from a checkpoint.
 
     Args:
         best: the policy that an earlier attempt has kept; forgotten if the run starts from the beginning.
-        chosen: what to resume from; None for a new run.
+        checkpoint: what to go on from; None begins from the start.
         check: raises ConfigError if a checkpoint is not of this run; nothing is changed before it.
+        resume: whether the run has begun before.
 
     Returns:
         What changed in a run file's run.yaml; see `changes`.
     """
-    checkpoint = None if chosen is None else chosen.path
     if checkpoint is not None:
         check(checkpoint)
     else:
-        if chosen is not None:
+        if resume:
             record.cut_back(-1)
             text = "no complete checkpoint: the run starts from the beginning"
             record.event("notice", 0, text=text)
         best.forget()
         kind = settings.record["strategy"]["kind"]
         record.event("run_started", 0, config=settings.record["name"], strategy=kind)
-    if chosen is not None and world().rank == 0:
-        chosen.set_aside()
+    if resume and world().rank == 0:
         before = record.read_config()
         record.replace_config(settings.record)
         if "library" not in settings.record:  # a script shows itself what it changes
@@ -169,24 +170,23 @@ def begin_run(
 def begin_joint(
     joint: Joint, config: RunConfig, record: Record, best: BestPolicy, *, resume: bool
 ) -> Path | None:
-    """Let a run file's run begin in its open folder: from the start, or from its newest undamaged checkpoint.
+    """Let a run file's run begin in its open folder: from the start, or from its newest complete checkpoint.
 
     Returns:
         The checkpoint, whose state the run has now; None at the start.
     """
     complete = complete_checkpoints(record.checkpoints_path)
-    chosen = choose_checkpoint(complete, best) if resume else None
+    checkpoint = choose_checkpoint(complete, best) if resume else None
 
     def check(checkpoint: Path) -> None:
         check_identity(load_state(checkpoint), joint.identity)
 
-    joint.changed = begin_run(record, joint.parts.settings, best, chosen, check)
+    settings = joint.parts.settings
+    joint.changed = begin_run(record, settings, best, checkpoint, check, resume=resume)
     environment = joint.parts.environment
     joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
-    if chosen is not None:
-        joint.notices = chosen.notices
-    if chosen is None or chosen.path is None:
+    if checkpoint is None:
         joint.attempt = record.begin_attempt(None)
-        return None
-    joint.resume(load_state(chosen.path))
-    return chosen.path
+    else:
+        joint.resume(load_state(checkpoint))
+    return checkpoint

@@ -94,8 +94,7 @@ def kind_of(kind: str) -> EnvironmentKind:
     """
     if kind in BUILT_IN:
         return import_object(BUILT_IN[kind], "environment.kind")
-    other = ", or name its class by environment: package.module:name"
-    return load_kind(GROUP, kind, "environment.kind", EnvironmentKind, BUILT_IN, other)
+    return load_kind(GROUP, kind, "environment.kind", BUILT_IN)
 
 
 # ---- an environment of the user's own

@@ -25,7 +25,7 @@ from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop, Worker
 from cotune.utils.importing import import_object
-from cotune.utils.text import message_of, one_line, without_thoughts
+from cotune.utils.text import one_line, without_thoughts
 from cotune.utils.validation import Model
 
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
@@ -354,7 +354,7 @@ def _result(name: str, job: Job | None) -> tuple[str, str]:
         except Exception as failure:  # noqa: BLE001 - a result whose __str__ fails
             error = failure
     kind = TIMED_OUT if job.timed_out else type(error).__name__
-    return str({"error": message_of(error)}), f"{name}: {kind}"
+    return str({"error": str(error)}), f"{name}: {kind}"
 
 
 def name_action(action: Action, tools: Sequence[str] = ()) -> str:

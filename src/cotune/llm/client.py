@@ -20,7 +20,7 @@ from cotune.run.record import Record
 from cotune.types import Completion, Section
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.progress import begin
-from cotune.utils.text import encodable, hide_secrets, message_of, one_line
+from cotune.utils.text import encodable, hide_secrets, one_line
 from cotune.utils.values import check_range, check_url
 
 if TYPE_CHECKING:
@@ -304,7 +304,6 @@ class MeteredLLM:
 
     def complete(self, prompt: str) -> Completion:
         """Return the LLM's reply; LLMError also for an exception that is not cotune's."""
-        self._record.check_budget(None)  # which fails outside training, before the LLM is asked
         begun = time.monotonic()
         completion = Completion("")
         failure = "interrupted"
@@ -312,7 +311,7 @@ class MeteredLLM:
             completion = _as_completion(self._llm.complete(prompt), self._model)
             failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
-            text = message_of(error)
+            text = str(error)
             if not (text and isinstance(error, CotuneError)):
                 text = f"{type(error).__name__}: {text}"
             failure = one_line(hide_secrets(text))

@@ -24,7 +24,7 @@ BUILT_IN: dict[str, Method] = {
 def method_of(kind: str) -> Method:
     """Return the method of a `strategy.kind`. ConfigError: no such method, or its package cannot be loaded."""
     own_method = BUILT_IN.get(kind)
-    return own_method or load_kind(GROUP, kind, "strategy.kind", Method, BUILT_IN, "")
+    return own_method or load_kind(GROUP, kind, "strategy.kind", BUILT_IN)
 
 
 def kinds() -> list[str]:

@@ -186,14 +186,13 @@ class Coordinator:
             self.record.step = progress.step
             llm = CachedLLM(self.llm, self.record, progress.step)
             try:
-                metrics = self.strategy.evolve_if_due(
-                    progress, self.rollout, llm, self._record_event
+                return dict(
+                    self.strategy.evolve_if_due(progress, self.rollout, llm, self._record_event)
                 )
             except EvolutionError:
                 # A resume that recalls them would fail again.
                 self.record.replies.forget(progress.step)
                 raise
-            return {**metrics, **llm.finish()}
 
         return self.on_rank_zero(work)
 

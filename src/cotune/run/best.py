@@ -11,6 +11,7 @@ from cotune.errors import ConfigError
 from cotune.run.json_files import Row, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
+from cotune.utils.text import one_line
 
 FILE = "best.json"
 
@@ -25,8 +26,6 @@ class BestRecord:
         step: the steps that the policy was trained for, of the `trained` ones of the whole run.
         weight, observed_steps, observed_rollouts, runner_up, too_close_to_call: the method's evidence for the
             instruction then (`types.Choice`).
-        leader: id of the instruction that the method ranks first at the run's end.
-        last_em: the validation score of the last policy under `leader`.
         initial_em, initial_interval: the policy's score under the initial instruction, if that is
             another one and was checked.
         replaced: the record of the method's best, if the initial instruction is kept in its place.
@@ -47,8 +46,6 @@ class BestRecord:
     runner_up: str | None = None
     too_close_to_call: bool | None = None
     trained: int | None = None
-    leader: str | None = None
-    last_em: float | None = None
     initial_em: float | None = None
     initial_interval: tuple[float, float] | None = None
     replaced: "BestRecord | None" = None
@@ -86,11 +83,6 @@ class BestRecord:
             return f"{text}; instruction {replaced.instruction_id} scores {replaced.em:.3f} there"
         if self.initial_em is not None:
             text += f"; the initial instruction scores {self.initial_em:.3f} there"
-        if self.leader not in (None, self.instruction_id) and self.last_em is not None:
-            text += (
-                f". Instruction {self.leader} ranks first after step {self.trained}, and scored "
-                f"{self.last_em:.3f} with the policy of that step"
-            )
         return text
 
 
@@ -106,10 +98,8 @@ def read_best(folder: Path) -> BestRecord | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{path}: cannot be read ({place}: {first['msg']}); restore the file, or remove {folder} and "
+            f"{path}: cannot be read ({one_line(str(error))}); restore the file, or remove {folder} and "
             "resume the run without what it had kept"
         ) from error
 
@@ -180,23 +170,17 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
 
 def best_id(events: Iterable[Row]) -> str | None:
-    """Return the id of the best instruction so far: the last choice, or else the heaviest of the last population."""
-    best: str | None = None
+    """Return the id of the best instruction so far: the last choice, or else the best of the last population.
+
+    That is by the weight when each was last observed; before any is observed it is the first, the initial instruction.
+    """
+    members: list[Row] = []
     for event in events:
         if event["kind"] == "best_instruction":
             return event["id"]
         if event["kind"] == "population":
-            best = best_member(event["members"])
-    return best
-
-
-def best_member(members: Iterable[Row]) -> str | None:
-    """Return the id of the best in a "population" event: by the weight when each was last observed.
-
-    Before any is observed it is the first, the initial instruction.
-    """
-    population = list(members)
-    if not population:
+            members = event["members"]
+    if not members:
         return None
-    observed = [m for m in population if m["observed_rollouts"] and m["observed"] is not None]
-    return max(observed, key=lambda member: member["observed"], default=population[0])["id"]
+    observed = [m for m in members if m["observed_rollouts"] and m["observed"] is not None]
+    return max(observed, key=lambda member: member["observed"], default=members[0])["id"]

@@ -29,38 +29,7 @@ _BY_LIMIT = "truncated/"
 _MOST = 0.1  # of a batch
 # Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
 _NEARLY_ALL = 0.9
-_WARNED_AFTER = 3  # steps without any gradient
 _EXAMPLES = 3  # of answers without a reward
-
-
-class Notices:
-    """What a reader should be told about the metrics of the steps so far, each once."""
-
-    def __init__(self) -> None:
-        self._without_gradient = 0  # steps in a row
-        self._truncated = self._in_outage = False
-
-    def after(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the notices after a step, as plain text."""
-        notices: list[str] = []
-        truncation = truncation_notice(metrics)
-        if truncation and not self._truncated:
-            self._truncated = True
-            notices.append(truncation)
-        outage = _outage_notice(metrics)
-        if outage and not self._in_outage:
-            notices.append(outage)
-        self._in_outage = bool(outage)
-        # A teacher's loss has a gradient all the same.
-        distilled = metrics.get("distil/share", 0) > 0
-        flat = metrics.get("zero_advantage_share", 0) == 1 and not distilled
-        self._without_gradient = self._without_gradient + 1 if flat else 0
-        if self._without_gradient == _WARNED_AFTER:
-            notices.append(
-                f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "there is nothing to learn from; look at rollouts in trajectories/"
-            )
-        return notices
 
 
 def equal_rewards_notice(trajectories: Sequence[Trajectory]) -> str:
@@ -138,13 +107,11 @@ class Kind:
 
     Attributes:
         line: how an event is shown; a function returns "" for one that is not.
-        level: of the log; a script's trainer shows warnings.
-        notable: whether a reader of the report should know of each event.
+        level: of the log; a script's trainer shows warnings, and so does the report.
     """
 
     line: str | Callable[[Fields], str]
     level: int = logging.INFO
-    notable: bool = False
 
 
 def describe_event(kind: str, fields: Fields) -> str:
@@ -175,116 +142,49 @@ class _Line(Formatter):
         return escape(text if len(text) <= limit else f"{text[:limit]}…")
 
 
-def _count(event: Fields, name: str) -> int:
-    value = event.get(name)
-    return int(value) if isinstance(value, int | float) else 0
-
-
-_EVALUATED = {
-    "before": "before training",
-    "during": "best instruction so far ({instruction_id})",
-    "contender": "its rival {instruction_id}",
-    "uplift": "initial instruction",
-    "after": "best instruction ({instruction_id})",
-    "plain": "initial instruction",
-    "hinted": "best instruction and hint",
-    "last": "last policy, best instruction ({instruction_id})",
-}
-"""What is evaluated, by `when` of an event."""
-
-
-def _describe_evaluation(event: Fields) -> str:
-    subject = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
-    measure = "{measure}" if event.get("measure") else "exact match"
-    return f"[cyan]{subject}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
-
-
 def _born(event: Fields) -> str:
     verified = event.get("score") is not None
     verdict = ", {score:.2f} against its parent's {parent_score:.2f}" if verified else ""
     return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
 
 
-def _describe_pruning(event: Fields) -> str:
-    never_drawn = event.get("observed_rollouts") == 0
-    return "[red]- {id}[/] pruned " + ("(never drawn)" if never_drawn else "at weight {weight:.2f}")
-
-
-def _best(event: Fields) -> str:
-    if event.get("observed_steps"):
-        return ""  # a population's, which "best_kept" compares with what is kept
-    close = "; too close to call" if event.get("too_close_to_call") else ""
-    return "best instruction {id}: weight {weight:.2f} over {observed_rollouts} rollouts" + close
-
-
-def _describe_resume(event: Fields) -> str:
-    changed = event.get("changed")
-    names = escape(", ".join(map(str, changed))) if isinstance(changed, Mapping) else ""
-    names = names.replace("{", "{{").replace("}", "}}")
-    return "resumed after step {from_step}" + (f"; changed: {names}" if names else "")
-
-
-def _proposals(event: Fields) -> str:
-    rejected = _count(event, "proposed") - _count(event, "valid")
-    failed = _count(event, "asked") - _count(event, "proposed")
-    return f"{{accepted}} of {{asked}} proposals accepted ({rejected} rejected, {failed} failed)"
-
-
-def _hint_phase(event: Fields) -> str:
-    solved = "dev solved {solved_without:.2f} -> {solved_by_cover:.2f}"
-    return f"hints: {_proposals(event)}, {{covering}} cover; {solved}; {_EVALUATIONS}"
-
-
-def _gepa_phase(event: Fields) -> str:
-    scores = "dev {initial_dev_score:.2f} -> {best_dev_score:.2f}"
-    return f"GEPA: {_proposals(event)}; {scores}; {_EVALUATIONS}"
-
-
-def _hint_progress(event: Fields) -> str:
-    hints = _count(event, "hints") - 1  # without the empty one
-    return f"hints: {_EVALUATIONS}, {hints} hints, best {{best_mean_dev_score:.2f}}"
-
-
-def _hard(event: Fields) -> str:
-    epoch = _count(event, "epoch") + 1
-    return (
-        f"epoch {epoch}: {{hard}} hard, {{newly_hard}} newly; {{graduated}} graduated, "
-        "{solved_by_hint} of them under hints"
-    )
-
-
 _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
-
-
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
-    "resumed": Kind(_describe_resume),
-    "evaluated": Kind(_describe_evaluation),
+    "resumed": Kind("resumed after step {from_step}"),
+    "evaluated": Kind(
+        "[cyan]{when}, {prompt} instruction ({instruction_id}): {measure} {em:.2f}[/] on {n} {split} questions"
+    ),
     "instruction_born": Kind(_born),
-    "instruction_pruned": Kind(_describe_pruning),
+    "instruction_pruned": Kind("[red]- {id}[/] pruned at weight {weight:.2f}"),
     "evolution": Kind(
         "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
         "{population}"
     ),
     "trial": Kind("trial in the next batches: {count} candidates"),
-    "proposal_failed": Kind("[yellow]{reason}[/]", _WARN),
-    "phase_failed": Kind(
-        "[yellow]no proposal of this phase was useful: {reason}[/]", _WARN, notable=True
-    ),
-    "proposals_ended": Kind(
-        "[yellow]{reason}; training continues without new proposals[/]", _WARN, notable=True
-    ),
-    "best_instruction": Kind(_best),
+    "proposal_failed": Kind("[yellow]{reason}[/]"),
+    "phase_failed": Kind("[yellow]no proposal of this phase was useful: {reason}[/]", _WARN),
+    "proposals_ended": Kind("[yellow]{reason}; training continues without new proposals[/]", _WARN),
     "best_kept": Kind("{text}"),
     "gepa_progress": Kind(
         f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev"
     ),
-    "gepa_phase_ended": Kind(_gepa_phase),
-    "hard_samples": Kind(_hard),
-    "hint_progress": Kind(_hint_progress, logging.DEBUG),
+    "gepa_phase_ended": Kind(
+        "GEPA: {accepted} of {asked} proposals accepted; dev {initial_dev_score:.2f} -> {best_dev_score:.2f}; "
+        + _EVALUATIONS
+    ),
+    "hard_samples": Kind(
+        "{hard} hard questions, {newly_hard} newly; {graduated} graduated, {solved_by_hint} of them under hints"
+    ),
+    "hint_progress": Kind(
+        f"hints: {_EVALUATIONS}, best {{best_mean_dev_score:.2f}}", logging.DEBUG
+    ),
     "hint_accepted": Kind("[green]+ hint[/] ({mean_dev_score:.2f} on dev): {text:110}"),
-    "hint_phase_ended": Kind(_hint_phase),
-    "notice": Kind("[yellow]{text}[/]", _WARN, notable=True),
+    "hint_phase_ended": Kind(
+        "hints: {accepted} of {asked} proposals accepted, {covering} cover; "
+        f"dev solved {{solved_without:.2f}} -> {{solved_by_cover:.2f}}; {_EVALUATIONS}"
+    ),
+    "notice": Kind("[yellow]{text}[/]", _WARN),
 }
 """The kinds of the package that have a line; the others are only recorded."""
 
@@ -301,7 +201,7 @@ class RunDisplay:
     def __init__(self, console: Console | None = None, total_steps: int = 0) -> None:
         self._console = console
         self._total = total_steps
-        self._notices = Notices()
+        self._noticed = set[str]()
         self._last_step: int | None = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None
@@ -318,10 +218,18 @@ class RunDisplay:
         if self._console is not None:
             total = int(values.get("total_steps", self._total))
             report("step", step, total)
-            figures = "  ".join([*_step_figures(values), *self._time_left(step, total)])
-            self._tell(step, f"[bold]step {step}/{total}[/]  {figures}")
-        for notice in self._notices.after(values):
-            self._tell(step, f"[yellow]{escape(notice)}[/]", logging.WARNING)
+            figures = [
+                text.format(values[name]) for name, text in _FIGURES.items() if name in values
+            ]
+            figures += self._time_left(step, total)
+            self._tell(step, f"[bold]step {step}/{total}[/]  {'  '.join(figures)}")
+        for problem, notice in (
+            ("truncation", truncation_notice(values)),
+            ("outage", _outage_notice(values)),
+        ):
+            if notice and problem not in self._noticed:
+                self._noticed.add(problem)
+                self._tell(step, f"[yellow]{escape(notice)}[/]", logging.WARNING)
 
     def _time_left(self, step: int, total: int) -> list[str]:
         """Estimate the time left from the steps after the first one seen, which also warms up."""
@@ -343,22 +251,14 @@ class RunDisplay:
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-def _step_figures(values: Mapping[str, float]) -> list[str]:
-    """Return the numbers of a step that the console shows."""
-    figures = [
-        f"reward {values.get('reward_mean', 0):.2f}",
-        f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
-        f"turns {values.get('turns_mean', 0):.1f}",
-    ]
-    if values.get(TRUNCATED_SHARE):
-        figures.append(f"truncated {values[TRUNCATED_SHARE]:.0%}")
-    if "inspo/population_size" in values:
-        figures.append(f"population {values['inspo/population_size']:.0f}")
-        figures.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
-    if "hinted_share" in values:
-        figures.append(f"under hints {values['hinted_share']:.0%}")
-    if values.get("distil/share", 0) > 0:
-        figures.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
-    if (waited := values.get("llm/waited_seconds", 0)) >= 1:
-        figures.append(f"waited {waited:.0f} s for the LLM")
-    return figures
+_FIGURES = {
+    "reward_mean": "reward {:.2f}",
+    "zero_advantage_share": "zero-advantage groups {:.0%}",
+    "turns_mean": "turns {:.1f}",
+    TRUNCATED_SHARE: "truncated {:.0%}",
+    "inspo/population_size": "population {:.0f}",
+    "inspo/best_weight": "best weight {:.2f}",
+    "hinted_share": "under hints {:.0%}",
+    "distil/loss": "distillation loss {:.3f}",
+}
+"""The metrics of a step that the console shows."""

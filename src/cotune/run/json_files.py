@@ -5,9 +5,7 @@ import json
 import math
 import numbers
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +30,6 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
 
 
 def check_folder(folder: Path, field: str) -> None:
@@ -48,16 +45,6 @@ def check_folder(folder: Path, field: str) -> None:
 def write_json_atomic(path: Path, value: object) -> None:
     """Replace `path` by `value` as indented JSON. Raises TypeError as `plain` does."""
     write_atomic(path, _encode(plain(value, path.name), indent=2))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, on systems where folders can be synced (not on Windows)."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def plain(value: object, place: str) -> Any:
@@ -104,14 +91,11 @@ def json_line(row: Mapping[str, object], place: str) -> bytes:
 
 def append(path: Path, data: bytes, *, durably: bool = False) -> None:
     """Append to a file, created if missing; durably, even if the power fails."""
-    new = not path.exists()
     with path.open("ab") as file:
         file.write(data)
         file.flush()
         if durably:
             os.fsync(file.fileno())
-    if new and durably:
-        _sync_folder(path.parent)
 
 
 def complete_lines(path: Path) -> list[bytes]:
@@ -125,17 +109,14 @@ def read_jsonl(path: Path) -> list[Row]:
     """Return the finished lines of a JSONL file; [] if there is no file.
 
     Raises:
-        ConfigError: a finished line is not a JSON object.
+        ConfigError: a finished line is not JSON.
     """
     rows: list[Row] = []
     for number, line in enumerate(complete_lines(path), 1):
         try:
-            row = json.loads(line)
+            rows.append(json.loads(line))
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: not JSON ({error}); fix the line") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}, line {number}: expected a JSON object; fix the line")
-        rows.append(cast("Row", row))
     return rows
 
 
@@ -170,31 +151,15 @@ def run_locked(folder: Path) -> Generator[None]:
 def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
     """Hold the lock of a file, created if missing, which the system releases with the process.
 
-    Nothing is locked outside POSIX and on file systems without locks.
-
     Raises:
         ConfigError: another process holds it, for more than `patience` seconds; `busy` is the message.
     """
+    from filelock import FileLock, Timeout
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A link is not followed, and an existing file keeps its content.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    with os.fdopen(descriptor, "r+") as file:
-        end = time.monotonic() + patience
-        while os.name == "posix" and not _lock(file.fileno()):
-            if time.monotonic() > end:
-                raise ConfigError(busy)
-            time.sleep(0.05)
-        yield
-
-
-def _lock(descriptor: int) -> bool:
-    """Take the lock. Return whether it was free or locks are not supported."""
-    import fcntl
-
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
+        lock = FileLock(path).acquire(timeout=patience)
+    except Timeout:
+        raise ConfigError(busy) from None
+    with lock:
+        yield

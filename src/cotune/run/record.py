@@ -10,12 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import devnull
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 import yaml
 
@@ -34,7 +33,7 @@ from cotune.run.json_files import (
 )
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
 from cotune.run.scores import Score
-from cotune.types import Completion, Metrics, Purpose, Trajectory
+from cotune.types import Completion, Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.progress import report
 
@@ -78,7 +77,7 @@ class Record(RunDir):
         self.total_steps = 0
         self.step = 0
         self.cost_rows: list[CostRow] = []
-        self._silent = self._begun = silent or path is None
+        self._silent = silent or path is None
         self._cuts: list[tuple[int, int]] = []
         self._repaired: set[Path] = set()
         self._charging = threading.Lock()
@@ -115,7 +114,6 @@ class Record(RunDir):
             self.cut_back(resumed_from)
         elif any(row.committed for row in self.read_costs()):
             self.cut_back(-1)
-        self._begun = True
         self.step = resumed_from or 0
         return self.attempt
 
@@ -231,8 +229,6 @@ class Record(RunDir):
 
     def check_budget(self, limit: float | None) -> None:
         """Raise BudgetError if calls have cost as much as a limit, over all attempts; None sets none."""
-        if not self._begun:
-            raise RuntimeError("an LLM is asked only while training runs")
         spent = sum(row.money for row in self.cost_rows)
         if limit is not None and spent * _SLACK >= limit:
             raise BudgetError(
@@ -262,8 +258,6 @@ class Record(RunDir):
 
     def _add(self, **values: Any) -> None:
         """Count a row under this attempt and step."""
-        if not self._begun:
-            raise RuntimeError("nothing is counted before begin_attempt")
         self._write_cost(CostRow(**{**values, "attempt": self.attempt, "step": self.step}))
 
     def _write_cost(self, row: CostRow) -> None:
@@ -343,19 +337,14 @@ def _now() -> float:
 
 
 class ReplyCache:
-    """The replies of a run, one JSON line each; those that cannot be read are ignored. A path of None keeps nothing."""
+    """The replies of a run, one JSON line each. A path of None keeps nothing."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._rows: dict[str, Row] = {}
-        if path is None:
-            return
-        drop_torn_line(path)
-        for line in complete_lines(path):
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and {"key", "step", "costs", "completion"} <= row.keys():
-                    self._rows[row["key"]] = cast("Row", row)
+        if path is not None:
+            drop_torn_line(path)
+            self._rows = {row["key"]: row for row in read_jsonl(path)}
 
     def find(self, key: str) -> Row | None:
         """Return the row of a call; None if it was never answered."""
@@ -387,8 +376,7 @@ class CachedLLM:
         self._record = record
         self._step = step
         self._times_asked = Counter[str]()
-        self._recalled = self._live_calls = 0
-        self._waited = 0.0
+        self._live_calls = 0
         self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
 
@@ -399,33 +387,19 @@ class CachedLLM:
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         row = self._record.replies.find(key)
         if row is not None:
-            self._recalled += 1
             self._record.count_again(row["costs"])
             if "llm" in row:
                 restore_llm(self._llm, row["llm"])
             return Completion(**row["completion"])
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
-        begun = time.monotonic()
         rows_before = len(self._record.cost_rows)
-        try:
-            completion = self._llm.complete(prompt)
-        finally:
-            self._waited += time.monotonic() - begun
+        completion = self._llm.complete(prompt)
         state = llm_state(self._llm)
         costs = [row.line() for row in self._record.cost_rows[rows_before:]]
         row = {"key": key, "step": self._step, "costs": costs, "completion": asdict(completion)}
         self._record.replies.add(row if state is None else {**row, "llm": state})
         return completion
-
-    def finish(self) -> Metrics:
-        """End the step's evolution; return the seconds in which it waited for replies, if it asked."""
-        if self._recalled:
-            text = f"{self._recalled} replies of the evolution that was cut off are used again"
-            self._record.event("notice", self._step, text=text)
-        if not (self._recalled or self._live_calls):
-            return {}
-        return {"llm/waited_seconds": self._waited}
 
 
 def llm_state(llm: LLM) -> State | None:

@@ -30,14 +30,13 @@ from cotune.errors import ConfigError
 from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
 from cotune.run.json_files import (
     RUN_LOCK,
-    SUITE_LOCK,
     Row,
     check_folder,
     read_jsonl,
     write_json_atomic,
 )
 from cotune.types import Purpose
-from cotune.utils.text import command_on, hide_secrets
+from cotune.utils.text import command_on
 
 SCHEMA_VERSION = 1
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
@@ -62,7 +61,6 @@ class RunDir:
         self.checkpoints_path = path / "checkpoints"
         self.best_path = path / "best"
         self.report_path = path / "report.html"
-        self._events: tuple[object, list[Row]] = (None, [])
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -106,14 +104,7 @@ class RunDir:
         return command_on(self.path, "resume")
 
     def read_events(self) -> list[Row]:
-        """Return the rows of events.jsonl, parsed again only if the file has changed."""
-        if not self.events_path.exists():
-            return []
-        state = self.events_path.stat()
-        version = (state.st_ino, state.st_size, state.st_mtime_ns)
-        if version != self._events[0]:
-            self._events = version, read_jsonl(self.events_path)
-        return list(self._events[1])
+        return read_jsonl(self.events_path)
 
     def read_metrics(self) -> list[Row]:
         return read_jsonl(self.metrics_path)
@@ -170,19 +161,10 @@ class RunDir:
         path = self.config_path
         if not path.is_file():
             fix = "give the `output` folder of a run"
-            if (self.path / SUITE_LOCK).exists():
-                fix = "it is a suite's, whose page cotune compare writes; give the folder of one of its runs"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
-            reason = "it has no run.yaml"
-            if not self.path.is_dir():
-                reason = "it is a file" if self.path.exists() else "there is no such folder"
-            raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            reason = hide_secrets(" ".join(str(error).split()))
-            raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
+            raise ConfigError(f"{self.path} is not a run folder: there is no {path}; {fix}")
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:
             raise ConfigError(
                 f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
@@ -234,8 +216,4 @@ def read_summary(folder: Path) -> Row | None:
     path = folder / "summary.json"
     if not path.is_file():
         return None
-    try:
-        summary = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); remove it") from error
-    return _checked_version(path, summary)
+    return _checked_version(path, json.loads(path.read_bytes()))

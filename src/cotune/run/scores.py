@@ -12,8 +12,8 @@ from cotune.types import Trajectory
 
 EXACT_MATCH = "exact match"
 MEAN_REWARD = "mean reward"
-_FEWEST = 5
 _Z = 1.959964  # normal quantile of a 95 % interval
+_NOISE = 1e-12  # of subtracting equal numbers
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,14 @@ class Score:
         n: rollouts.
         by_stratum: (mean, rollouts) of each stratum, in name order.
         measure: the name of the reward, for titles.
-        deviation: the rewards' sample standard deviation; None if all are 0 or 1.
-        bounded: whether all rewards are in [0, 1], and the interval is cut to that.
+        interval: the 95 % confidence interval of the mean; see `mean_interval`.
     """
 
     em: float
     n: int
     by_stratum: Mapping[str, tuple[float, int]]
     measure: str = EXACT_MATCH
-    deviation: float | None = None
-    bounded: bool = False
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the mean: Wilson's for rewards of 0 and 1, else Student's t.
-
-        Equal rewards in [0, 1] have Wilson's too, so that no interval is zero wide. None for a single reward that
-        is neither 0 nor 1, for few that are not all in [0, 1], and for equal ones outside.
-        """
-        if self.deviation is None:
-            return wilson(self.em, self.n)
-        if self.deviation == 0:
-            return wilson(self.em, self.n) if self.bounded and self.n > 1 else None
-        return t_interval(self.em, self.deviation, self.n, bounded=self.bounded)
+    interval: tuple[float, float] | None = None
 
 
 def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
@@ -68,15 +53,9 @@ def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -
     groups: dict[str, list[float]] = defaultdict(list)
     for value, stratum in zip(values, strata, strict=True):
         groups[stratum].append(value)
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return Score(
-        sum(values) / len(values),
-        len(values),
-        {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name},
-        measure,
-        None if set(values) <= {0.0, 1.0} else deviation,
-        all(0 <= value <= 1 for value in values),
-    )
+    by_stratum = {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name}
+    mean = sum(values) / len(values)
+    return Score(mean, len(values), by_stratum, measure, mean_interval(values))
 
 
 def recorded_score(
@@ -93,48 +72,44 @@ def recorded_score(
         )
     n = event.get("n") or 0
     by_stratum = {name: (mean, of) for name, (mean, of) in (event.get("by_stratum") or {}).items()}
-    deviation = None if measure == EXACT_MATCH and n else 0.0
-    return Score(event["em"], n, by_stratum, measure, deviation)
+    interval = wilson(event["em"], n) if measure == EXACT_MATCH and n else None
+    return Score(event["em"], n, by_stratum, measure, interval)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of rewards: Wilson's if all are 0 or 1, else Student's t; None for equal ones."""
+    if set(values) <= {0.0, 1.0}:
+        return wilson(sum(values) / len(values), len(values))
+    return t_interval(values, 0.0, 1.0)
 
 
 def difference_interval(differences: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of differences, one a question: Student's t.
 
-    It is cut to [-1, 1] if all differences are in it. Equal differences of -1, 0 or 1 have that of the shares of
-    questions that were gained and lost (Wilson's, at their far ends), so that it is not zero wide; other equal ones
-    have none.
+    Equal differences of -1, 0 or 1 have that of the shares of questions that were gained and lost (Wilson's, at their
+    far ends), so that it is not zero wide; other equal ones have none.
     """
+    if not set(differences) <= {-1.0, 0.0, 1.0} or len(set(differences)) > 1:
+        return t_interval(differences, -1.0, 1.0)
     n = len(differences)
-    deviation = stdev(differences) if n > 1 else 0.0
-    if deviation > 1e-12:  # not the noise of subtracting
-        ends = t_interval(sum(differences) / n, deviation, n, bounded=False, fewest=2)
-        within = max(map(abs, differences)) <= 1
-        return (max(-1.0, ends[0]), min(1.0, ends[1])) if ends and within else ends
-    if not set(differences) <= {-1.0, 0.0, 1.0}:
-        return None
     gained = wilson(float(differences[0] > 0), n)
     lost = wilson(float(differences[0] < 0), n)
     return gained[0] - lost[1], gained[1] - lost[0]
 
 
-def t_interval(
-    mean: float, deviation: float, n: int, *, bounded: bool, fewest: int = _FEWEST
-) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean by Student's t; None if `n` values are too few for one.
-
-    Args:
-        deviation: the values' sample standard deviation.
-        bounded: whether the values are in [0, 1]: the interval is cut to that, and two values are enough for one.
-        fewest: how many values others need: an interval of fewer would be too wide to be useful.
-    """
-    if n < (2 if bounded else fewest):
+def t_interval(values: Sequence[float], low: float, high: float) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of a mean, cut to [low, high] if all values are in it; None for equal values."""
+    n = len(values)
+    deviation = stdev(values) if n > 1 else 0.0
+    if deviation < _NOISE:
         return None
     from scipy.special import stdtrit
 
+    mean = sum(values) / n
     spread = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
-    if not bounded:
+    if min(values) < low or max(values) > high:
         return mean - spread, mean + spread
-    return max(0.0, mean - spread), min(1.0, mean + spread)
+    return max(low, mean - spread), min(high, mean + spread)
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from cotune.errors import ConfigError
-from cotune.utils.text import did_you_mean, named
+from cotune.utils.text import named
 
 _FILE_MODULE = "cotune_file_"
 _SCRIPT = "__main__"
@@ -38,10 +38,7 @@ def import_object(reference: str, field: str) -> Any:
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            names = [n for n in vars(target) if not n.startswith("_")] if part == name else []
-            raise ConfigError(
-                f"{field}: {where} has no {name}{did_you_mean(part, names)}; correct the name"
-            )
+            raise ConfigError(f"{field}: {where} has no {name}; correct the name")
         target = getattr(target, part)
     return target
 
@@ -90,29 +87,20 @@ def kinds_with(group: str, built_in: Iterable[str]) -> list[str]:
     return own_kinds + sorted(registered(group).keys() - set(own_kinds))
 
 
-def load_kind(
-    group: str, kind: str, field: str, entry_class: type[Any], built_in: Iterable[str], other: str
-) -> Any:
+def load_kind(group: str, kind: str, field: str, built_in: Iterable[str]) -> Any:
     """Return the entry that a package registered under a kind, the value of a field of the run file.
 
-    Raises ConfigError: no such kind beside the built-in ones, or its package cannot be imported or registered something
-    else than an entry; the message ends in another way than to fix the package.
+    Raises ConfigError: no such kind beside the built-in ones, or its package cannot be imported.
     """
     if kind not in registered(group):
         kinds = ", ".join(map(repr, kinds_with(group, built_in)))
         raise ConfigError(f"{field}: {kind!r} is unknown; expected one of {kinds}")
     try:
-        entry = registered(group)[kind].load()
+        return registered(group)[kind].load()
     except Exception as error:  # an import may raise anything
         raise ConfigError(
             f"{field}: {kind!r} cannot be loaded ({named(error)}); fix or reinstall its package"
         ) from error
-    if isinstance(entry, entry_class) and getattr(entry, "kind", None) == kind:
-        return entry
-    raise ConfigError(
-        f"{field}: the entry point {kind!r} of {group} is not a {entry_class.__module__}."
-        f"{entry_class.__name__} whose options have kind {kind!r}; fix or reinstall its package{other}"
-    )
 
 
 def import_from(folders: Iterable[Path]) -> None:

@@ -1,6 +1,5 @@
 """Progress within a step: slow code reports it, and the command that shows it listens."""
 
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -38,7 +37,7 @@ def listening(listener: Listener) -> Generator[None]:
         _listeners.remove(listener)
 
 
-# ---- as a command shows it: a status line on a terminal, elsewhere a line per stage or every half minute
+# ---- as a command shows it: a status line on a terminal, elsewhere a line when a stage first begins
 
 _NAMES = {
     "train": "rollouts",
@@ -49,7 +48,6 @@ _NAMES = {
     "llm": "evolution, proposals",
     "evaluate": "evaluation, rollouts",
 }
-_BETWEEN_LINES = 30.0  # seconds
 
 
 @contextmanager
@@ -58,55 +56,39 @@ def step_progress(console: "Console") -> Generator[None]:
     if console.quiet:
         yield
     elif console.is_terminal:
-        with (
-            console.status("") as status,
-            listening(write_under_step(lambda _, text: status.update(text))),
-        ):
+        with console.status("") as status, listening(write_under_step(status.update)):
             yield
     else:
-        write = write_at_intervals(lambda line: console.out(line, highlight=False))
-        with listening(write_under_step(write)):
+        with listening(_write_stages(lambda line: console.out(line, highlight=False))):
             yield
 
 
-def write_under_step(show: Callable[[str, str], None]) -> Listener:
-    """Return a listener that writes out each report under the step that it belongs to.
-
-    Args:
-        show: receives the name of the stage or count that began, and how far it is.
-    """
-    step = stage = count = ""
+def write_under_step(write: Callable[[str], None]) -> Listener:
+    """Return a listener that writes out each report under the step that it belongs to."""
+    step = stage = ""
 
     def listen(counted: str, done: int, total: int) -> None:
-        nonlocal step, stage, count
+        nonlocal step, stage
         if counted == "step":
             step = f"step {done + 1}/{total}: " if done < total else ""
             stage = ""  # what the step before counted is over
         elif counted == "tokens":
             if stage:
-                show(step + stage, f"{step}{stage} {count}; token {done} of at most {total}")
+                write(f"{step}{stage}; token {done} of at most {total}")
         else:
-            stage = _NAMES.get(counted, counted)
-            count = f"{done}/{total}" if total else "…"
-            show(step + stage, f"{step}{stage} {count}")
+            stage = f"{_NAMES.get(counted, counted)} {f'{done}/{total}' if total else '…'}"
+            write(step + stage)
 
     return listen
 
 
-def write_at_intervals(
-    write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-) -> Callable[[str, str], None]:
-    """Return what writes a line when a stage or the first step begins, else every half minute."""
-    begun = set[str]()
-    last = clock()
+def _write_stages(write: Callable[[str], None]) -> Listener:
+    """Return a listener that writes a line when a stage is first reported."""
+    begun = {"step", "tokens"}
 
-    def show(stage: str, text: str) -> None:
-        nonlocal last
-        counts_in_step = stage.startswith("step ") and not text.endswith("…")
-        if (stage in begun or counts_in_step) and clock() - last < _BETWEEN_LINES:
-            return
-        begun.add(stage)
-        last = clock()
-        write(f"  {text}")
+    def listen(counted: str, done: int, total: int) -> None:
+        if counted not in begun:
+            begun.add(counted)
+            write(f"  {_NAMES.get(counted, counted)} {f'{done}/{total}' if total else '…'}")
 
-    return show
+    return listen

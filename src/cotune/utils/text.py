@@ -31,17 +31,9 @@ def one_line(text: str) -> str:
     return " ".join(printable(" ".join(text.split())).split())
 
 
-def message_of(error: BaseException) -> str:
-    """Return an error's message; a class of the user's own may fail to give one."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001
-        return "(it cannot be shown)"
-
-
 def named(error: BaseException, limit: int = 200) -> str:
     """Return an error's class and message on one line of at most `limit` characters."""
-    return one_line(f"{type(error).__name__}: {message_of(error)}")[:limit]
+    return one_line(f"{type(error).__name__}: {error}")[:limit]
 
 
 def line_of(error: BaseException) -> str:
@@ -175,10 +167,7 @@ def size(count: float) -> str:
 
 def shorten(value: Any, limit: int = 80, guess: bool = False) -> str:
     """Return a value's repr on one line of at most `limit` characters, without secrets as by `hide_secrets`."""
-    try:
-        text = hide_secrets(one_line(repr(value)), guess)
-    except Exception:  # noqa: BLE001 - an integer of thousands of digits, deep brackets, the user's own class
-        return "a value that cannot be shown"
+    text = hide_secrets(one_line(repr(value)), guess)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -73,16 +73,15 @@ def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
     if kind == "union_tag_invalid":
         tag = context["tag"]
         kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
-        unknown = "" if is_secret else f"{shorten(tag, guess=True)} is unknown; "
-        meant = "" if is_secret else did_you_mean(str(tag), kinds)
-        return f"{field}.kind: {unknown}expected one of {context['expected_tags']}{meant}"
+        expected = f"expected one of {context['expected_tags']}"
+        if is_secret:
+            return f"{field}.kind: {expected}"
+        meant = did_you_mean(str(tag), kinds)
+        return f"{field}.kind: {shorten(tag, guess=True)} is unknown; {expected}{meant}"
     value = "" if is_secret else f"; got {shorten(problem['input'], guess=True)}"
     if kind in _NO_SECTION:
-        names = [field_path[-1] for field_path in paths if field_path[:-1] == path]
-        if "kind" in names:
-            return f"{field}: expected {{kind: …}}{value}"
-        below = f"fields below it, such as {names[0]}" if names else "a text, or fields below it"
-        return f"{field}: expected {below}{value}"
+        expected = "{kind: …}" if (*path, "kind") in paths else "fields below it"
+        return f"{field}: expected {expected}{value}"
     if kind in _WORDS:
         return f"{field}: expected {_WORDS[kind].format(**context)}{value}"
     message = problem["msg"].replace("Input should be", "expected", 1)

@@ -53,7 +53,6 @@ SHARES = (4, 2, 5, 5, 4, 6)
 """Problems of each rung among twenty-six."""
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 LARGEST = 99
-_OVER = "over"
 _TRIES = 20_000  # draws of one problem before a rung counts as exhausted
 _ROUND = 20
 _TURNS = tuple(rung for rung, share in zip(RUNGS, SHARES, strict=True) for _ in range(share))
@@ -143,7 +142,7 @@ def problem(rng: random.Random, rung: str, split: str | None = None) -> Problem:
     while True:
         first, numbers = _NUMBERS[rung](rng)
         # Most draws end here: the cheapest test comes first.
-        if not numbers or (split is not None and _split_of_numbers(first, numbers) != split):
+        if not numbers or split not in (None, split_by_hash(_sum(first, numbers), SPLITS)):
             continue
         if not _tells(Problem(rung, first, numbers, "")):
             continue
@@ -250,10 +249,6 @@ def _sum(first: int, numbers: Sequence[int]) -> str:
     return f"{first} " + " ".join(f"{'-' if n < 0 else '+'} {abs(n)}" for n in numbers)
 
 
-def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
-    return split_by_hash(_sum(first, numbers), SPLITS)
-
-
 # ---- questions that differ, and their splits; other generated worlds use these, too
 
 
@@ -338,44 +333,24 @@ def _endless(options: LadderOptions, split: str, rung: str) -> Iterator[Task]:
     def draw() -> Task:
         sums = problem(rng, rung, split)
         id = f"ladder-{split}-{digest(sums.text)}"
-        return Task(id, sums.text, (str(sums.answer),), rung, procedure(sums, Way.IN_ORDER))
+        return Task(id, sums.text, (str(sums.answer),), rung, solution(sums))
 
     return different(draw, _TRIES, split, f"problems with {rung}")
 
 
-# ---- the procedures
+def solution(problem: Problem) -> str:
+    """Return the lines of a problem in order, each with its carry or borrow.
 
-
-def procedure(problem: Problem, way: Way, remembered: Iterator[bool] | None = None) -> str:
-    """Return the lines of a way.
-
-    Args:
-        remembered: whether each carry or borrow in turn is remembered; None remembers all.
-
-    >>> p = Problem("", 47, (8, -9, 6, -8), "")
-    >>> procedure(p, Way.TOGETHER)
-    'Together: 8+6=14; 47+14: 1 up 61;'
-    >>> procedure(p, Way.ONE_BY_ONE)
-    'One by one: 47+8: 5 up 55; 55+6: 1 up 61; 9+8=17; 61-17: down 4 44;'
-    >>> procedure(p, Way.IN_ORDER, iter([True, False, True, False]))
-    'In order: 47+8: 5 up 55; 55-9: 4 54; 54+6: 0 up 60; 60-8: 8 68;'
+    >>> solution(Problem("", 47, (8, -9, 6, -8), ""))
+    'In order: 47+8: 5 up 55; 55-9: down 6 46; 46+6: 2 up 52; 52-8: down 4 44;'
     """
-    total = problem.first
+    totals = [*accumulate(problem.numbers, initial=problem.first)]
     lines: list[str] = []
-    for group in problem.groups(way):
-        number = sum(group)
-        if len(group) > 1:
-            lines.append(f"{'+'.join(str(abs(n)) for n in group)}={abs(number)};")
+    for total, number, result in zip(totals, problem.numbers, totals[1:], strict=False):
         slips = slippery(total, number)
-        carried = slips and (remembered is None or next(remembered))
-        result = after(total, number, not slips or carried)
-        up, down = (" up" * carried, "") if number > 0 else ("", " down" * carried)
-        written = str(result) if result <= LARGEST else _OVER
-        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {written};")
-        total = result
-        if written == _OVER:
-            break
-    return f"{way.capitalize()}: " + " ".join(lines)
+        up, down = (" up" * slips, "") if number > 0 else ("", " down" * slips)
+        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {result};")
+    return "In order: " + " ".join(lines)
 
 
 KIND = EnvironmentKind(

@@ -10,7 +10,6 @@ from cotune.engines.tinker.service import Service, TinkerArguments
 from cotune.run.run_dir import RunDir
 from cotune.types import Completion, Trajectory
 from tests.engines.tinker.fake_server import FakeServer
-from tests.helpers import WAITING
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 from tests.run_files import tiny
 
@@ -100,7 +99,7 @@ def letters(output: Path, policy: str, strategy: dict[str, Any], **training: Any
 
 def lines(run: RunDir) -> dict[str, Any]:
     """What a run did, without times, attempts and addresses."""
-    timed = ("time", "attempt", "seconds", *WAITING)
+    timed = ("time", "attempt", "seconds")
     without = lambda row: {k: v for k, v in row.items() if k not in timed}  # noqa: E731
     files = run.trajectory_files()
     return {

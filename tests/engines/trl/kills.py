@@ -10,7 +10,6 @@ import yaml
 
 from cotune.run.run_dir import RunDir
 from tests.forked import run_module
-from tests.helpers import WAITING
 from tests.policy.tiny import small_policy
 
 KILLED_RUN = "tests.engines.trl.killed_run"
@@ -47,7 +46,7 @@ RUN: dict[str, Any] = {
     "evaluation": {"every": 4, "before": True},
 }  # fmt: skip
 
-OF_ONE_ATTEMPT = {"time", "attempt", "step_time", *WAITING}
+OF_ONE_ATTEMPT = {"time", "attempt", "step_time"}
 """Fields that say when something was, or in which attempt."""
 ABOUT_THE_ATTEMPT = {"run_started", "resumed", "saved", "cut_back", "notice", "run_finished"}
 """Events about attempts, not about what was learnt."""

@@ -175,13 +175,13 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
 ) -> None:
     mark(run, 1)
     best.offer(run.joint, scored(0.5), 1, scored(0.25))
-    higher = best.conclude(1, "i0", None, INITIAL)
+    higher = best.conclude(1, INITIAL)
     assert (higher.instruction, higher.initial_em, higher.replaced) == ("abc de. b", 0.25, None)
     for plain in (0.5, 0.75):
         best.offer(run.joint, scored(0.5), 1, scored(plain))
         whole = (tmp_path / "best" / "model.safetensors").read_bytes()
         for _ in range(2):  # a resume concludes again
-            equal = best.conclude(1, "i0", None, INITIAL)
+            equal = best.conclude(1, INITIAL)
             assert (equal.em, equal.initial_em) == (plain, plain)
             assert equal.interval == scored(plain).interval
             assert equal.replaced is not None
@@ -196,7 +196,7 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
         best.offer(run.joint, scored(score), 2, scored(plain))
         assert kept(run, best)[1] == 1
     best.offer(run.joint, scored(0.75), 2, scored(0.625))
-    best.conclude(2, "i0", None, INITIAL)
+    best.conclude(2, INITIAL)
     assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
     best.check()
 
@@ -209,11 +209,11 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
     best.offer(run.joint, scored(0.5), 1, scored(0.75))
 
     with killed_at(place, monkeypatch):
-        best.conclude(1, "i0", None, INITIAL)
+        best.conclude(1, INITIAL)
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     again.check()
     assert again.read_kept().instruction == "abc de. b"
-    again.conclude(1, "i0", None, INITIAL)
+    again.conclude(1, INITIAL)
     assert kept(run, again) == (0.75, 1, "abc. ", 1.0)
 
 

@@ -217,7 +217,7 @@ def test_a_resumed_run_has_the_rates_of_one_that_began_so(steps: int, base: floa
             one.step()
 
 
-# ---- only whole checkpoints are resumed from
+# ---- only complete checkpoints are resumed from
 
 
 KEEPING_TWO = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}

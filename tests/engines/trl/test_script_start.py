@@ -13,8 +13,8 @@ from cotune.engines.run_start import opened_run
 from cotune.engines.trl.script import ask_llm
 from cotune.errors import ConfigError, LLMError
 from cotune.methods.fst import Gepa
-from cotune.methods.inspo.inspo import Inspo
-from cotune.methods.p2o.p2o import P2O
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.config.test_run_checks import environment
@@ -53,8 +53,8 @@ def test_what_a_method_refuses(make: Callable[[], object], expected: str) -> Non
 
 
 def test_a_methods_options_are_those_of_a_run_file() -> None:
-    assert cotune.INSPO(window=2).options == cotune.InspoOptions(window=2)
-    hints = cotune.P2OOptions(successes_below=3, hinted_per_group="half")
+    assert cotune.INSPO(window=2).options == InspoOptions(window=2)
+    hints = P2OOptions(successes_below=3, hinted_per_group="half")
     assert cotune.P2O(successes_below=3, hinted_per_group="half").options == hints
     assert cotune.INSPO(llm="gpt-4.1").llm == cotune.OpenAIOptions(model="gpt-4.1")
 

@@ -1,4 +1,4 @@
-"""Checkpoints are pairs: veRL's folder with cotune's state, and their manifest, written last."""
+"""Checkpoints are pairs: veRL's folder, and cotune's state, written last."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -13,7 +13,6 @@ from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report.pages import sentence_diff
 from cotune.experiments.report.run_report import (
     RecordedRun,
-    costs,
     family,
     training_charts,
     write_report,
@@ -259,14 +258,6 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(run: Record) -> None:
     assert [name for _, name in calls.legend] == ["answer", "search"]
     assert [len(line.dots) for line in calls.series] == [3, 2]
     assert response.title == "Response length in tokens"
-
-
-def test_the_wait_for_the_llm_is_summed_over_steps(run: Record) -> None:
-    run.metrics(1, {"reward_mean": 0.5})
-    assert "· waited for" not in dict(costs(RecordedRun(run.path)))
-    for step, wait in ((2, 90.0), (2, 90.0), (3, 0.25)):  # mini-batches repeat the batch's
-        run.metrics(step, {"reward_mean": 0.5, "llm/waited_seconds": wait})
-    assert dict(costs(RecordedRun(run.path)))["· waited for"] == "1 min 30 s"
 
 
 def test_formats() -> None:

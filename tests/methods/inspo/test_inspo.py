@@ -11,7 +11,7 @@ from cotune.errors import EvolutionError, LLMError
 from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
 from cotune.protocols import Strategy
-from cotune.run.best import best_member
+from cotune.run.best import best_id
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
 from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import geo_rules
@@ -83,7 +83,7 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
     assert metrics["inspo/best_weight"] == max(m["weight"] for m in rows)
     assert 0 < metrics["inspo/entropy"] <= 1.3863
     # What "best" goes by, which a reset of the weights leaves.
-    assert best_member(rows) == strategy.best_instruction_id()
+    assert best_id([{"kind": "population", "members": rows}]) == strategy.best_instruction_id()
     assert [m["observed"] for m in rows] == [m.observed for m in made.population.members]
     json.dumps(events.rows)
 

@@ -50,11 +50,9 @@ from cotune.policy.precision import rounding_notice
 from cotune.protocols import Environment
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.checkpoints import (
-    Chosen,
     complete_checkpoints,
     load_state,
-    numbered_checkpoints,
-    step_of,
+    set_aside_newer,
 )
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
@@ -298,7 +296,7 @@ class JointTrainer(PolicyUpdate):
         """Train to the end, score, and keep the best policy with its instruction.
 
         Args:
-            resume_from_checkpoint: True continues from the newest undamaged checkpoint, or from the start
+            resume_from_checkpoint: True continues from the newest complete checkpoint, or from the start
                 if there is none; a folder continues from that checkpoint; None starts a new run.
             trial: as in transformers.Trainer.
             ignore_keys_for_eval: as in transformers.Trainer.
@@ -323,8 +321,7 @@ class JointTrainer(PolicyUpdate):
                 "from the start"
             )
         with self.record_run(resume=bool(resume)) as record:
-            chosen = self._choose(resume) if resume else None
-            checkpoint = None if chosen is None else chosen.path
+            checkpoint = self._choose(resume) if resume else None
             fresh = checkpoint is None
             if fresh and joint.attempt is not None:
                 raise ConfigError(
@@ -333,7 +330,7 @@ class JointTrainer(PolicyUpdate):
                 )
             if fresh and self.settings.llm_checks is None and world().rank == 0:
                 ask_llm(proposer_of(self.method, joint.parts.environment), record)
-            self._begin(record, chosen)
+            self._begin(record, checkpoint, resume=bool(resume))
             if not self.settings.has_batches:
                 joint.evolve_only()
             # A run that was stopped after its last step is evaluated without another rollout.
@@ -349,9 +346,9 @@ class JointTrainer(PolicyUpdate):
                 conclude(self.settings, record, self.outcome, parts.environment, tokenizer)
         return output
 
-    def _choose(self, resume: str | bool) -> Chosen:
-        """Return the checkpoint to resume from, which the first process chooses."""
-        chosen: Chosen | None = None
+    def _choose(self, resume: str | bool) -> Path | None:
+        """Return the checkpoint to resume from, which the first process chooses; None if there is none."""
+        checkpoint: Path | None = None
         if world().rank == 0:
             folder = self.joint.state_folder
             checkpoints = complete_checkpoints(folder)
@@ -362,14 +359,8 @@ class JointTrainer(PolicyUpdate):
                         f"resume_from_checkpoint is {str(resume)!r}; expected a complete folder checkpoint-N "
                         f"in {folder}, or True for the newest"
                     )
-            chosen = choose_checkpoint(checkpoints, self._evaluation.best)
-            if chosen.path is not None:
-                # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
-                # The trainer's rotation would also count those that a kill has cut off.
-                step = step_of(chosen.path)
-                newer = [p for p in numbered_checkpoints(folder) if step_of(p) > step]
-                chosen = replace(chosen, newer=tuple(newer))
-        return world().broadcast(chosen)
+            checkpoint = choose_checkpoint(checkpoints, self._evaluation.best)
+        return world().broadcast(checkpoint)
 
     @contextmanager
     def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
@@ -389,7 +380,7 @@ class JointTrainer(PolicyUpdate):
             finally:
                 joint.record_in(Record(), NoLLM())
 
-    def _begin(self, record: Record, chosen: Chosen | None) -> None:
+    def _begin(self, record: Record, checkpoint: Path | None, *, resume: bool) -> None:
         """Write the first events, and check what the run resumes from."""
         joint = self.joint
         tensorboard_into(joint, record.path / "tensorboard")
@@ -400,10 +391,11 @@ class JointTrainer(PolicyUpdate):
             check_spread(state, self)  # before the trainer loads weights of a different shape
 
         best = self._evaluation.best
-        joint.changed = begin_run(record, self.settings, best, chosen, check)
-        joint.notices = () if chosen is None else chosen.notices
+        joint.changed = begin_run(record, self.settings, best, checkpoint, check, resume=resume)
+        if checkpoint is not None and world().rank == 0:
+            set_aside_newer(checkpoint)
         rate = self.args.learning_rate
-        is_fresh = chosen is None or chosen.path is None
+        is_fresh = checkpoint is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
         if is_fresh and not self.scores_shared:

@@ -291,7 +291,7 @@ class PolicyUpdate(GRPOTrainer):
             self._metrics["train"][name].append(value)
 
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
-        """Save a checkpoint. Older ones are deleted once cotune's state and manifest have completed it."""
+        """Save a checkpoint. Older ones are deleted once cotune's state has completed it."""
         limit = self.args.save_total_limit
         self.args.save_total_limit = None
         try:

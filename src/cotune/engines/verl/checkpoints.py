@@ -11,17 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint
-from cotune.errors import ConfigError, EngineError
+from cotune.errors import EngineError
 from cotune.policy.adapters import write_adapter
 from cotune.policy.policy_files import PolicyConfig, policy_path
 from cotune.run.best import BestRecord
 from cotune.run.checkpoints import (
-    MANIFEST,
     complete_checkpoints,
-    damaged_file,
     numbered_checkpoints,
     step_of,
-    write_manifest,
 )
 from cotune.run.scores import Score
 
@@ -38,7 +35,7 @@ class VerlBest(BestPolicy):
     """Save and load the best policy, whose weights are sharded over veRL's workers.
 
     A checkpoint that the workers can load is kept beside the run's own, in the folder `checkpoint`. It is written
-    under another name, with a manifest at the end, so that a kill leaves the previous one.
+    under another name, so that a kill leaves the previous one.
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
@@ -51,13 +48,13 @@ class VerlBest(BestPolicy):
         super().offer(joint, score, step, plain)
         record = self._read()
         kept_pieces = None if record is None else self._pieces(record.step)
-        for folder in self._checkpoint.glob("step_*"):
+        for folder in self._checkpoint.glob("*"):
             if folder != kept_pieces:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         trainer = joint.trainer
-        pieces = self._checkpoint / f"step_{step}_{uuid4().hex[:8]}"
+        pieces = self._checkpoint / f"new_{step}_{uuid4().hex[:8]}"
         # As in veRL's own saves, the rollout engine has released its memory.
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.save_checkpoint(
@@ -76,13 +73,12 @@ class VerlBest(BestPolicy):
         else:
             shutil.copytree(weights_folder, folder)
         shutil.rmtree(weights_folder)  # only the copy is kept
-        write_manifest(pieces)
+        pieces.rename(pieces.with_name(pieces.name.replace("new", "step", 1)))
 
     def load_weights(self, joint: Any, step: int) -> None:
         trainer = joint.trainer
         pieces = self._pieces(step)
         assert pieces is not None  # `_read` ignores a best policy without them
-        _check(pieces)
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.load_checkpoint(
             local_path=str(pieces / "actor"), del_local_after_load=False
@@ -93,22 +89,14 @@ class VerlBest(BestPolicy):
         super().forget()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
-    def check(self) -> None:
-        super().check()
-        record = self._read()
-        pieces = None if record is None else self._pieces(record.step)
-        if pieces is not None:
-            _check(pieces)
-
     def _read(self) -> BestRecord | None:
         record = super()._read()
         return record if record is not None and self._pieces(record.step) is not None else None
 
     def _pieces(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of a step."""
-        manifests = self._checkpoint.glob(f"step_{step}_*/{MANIFEST}")
-        newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
-        return None if newest is None else newest.parent
+        folders = self._checkpoint.glob(f"step_{step}_*")
+        return max(folders, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def adapter_weights(actor: Path) -> dict[str, torch.Tensor]:
@@ -127,12 +115,3 @@ def adapter_weights(actor: Path) -> dict[str, torch.Tensor]:
             tensor = torch.cat([shard[name].to_local() for shard in copy], placement.dim)
         weights[name.replace(".default.", ".")] = tensor.contiguous()
     return weights
-
-
-def _check(pieces: Path) -> None:
-    """Raise ConfigError if the workers' checkpoint is damaged."""
-    if (wrong := damaged_file(pieces)) is not None:
-        raise ConfigError(
-            f"{wrong}: is damaged or missing; restore the file, or remove {pieces} and resume the run "
-            "without the policy it had kept"
-        )

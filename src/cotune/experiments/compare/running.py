@@ -38,7 +38,6 @@ from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
 from cotune.run.json_files import SUITE_LOCK, Row, check_folder, locked
 from cotune.run.run_dir import RunDir, write_summary
-from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need
 from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console
@@ -183,7 +182,7 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> "S
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, cells, console)
-    with output_may_be_lost(), locked(suite.output / SUITE_LOCK, busy):
+    with locked(suite.output / SUITE_LOCK, busy):
         try:
             with stopped_by_sigterm():
                 run_chains(cells, suite.at_once, watch)

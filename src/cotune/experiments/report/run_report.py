@@ -245,12 +245,11 @@ def costs(run: RecordedRun) -> list[tuple[str, str]]:
     paid = sum(spent.values())
     rows = [("Policy rollouts", count(paid or None))]
     rows += [(f"· {name}", f"{count(n)} ({percent(n / paid)})") for name, n in spent.items()]
-    waited = run.values("llm/waited_seconds")
     rows += [
         ("Rollouts of evaluations, not counted above", count(totals.rollouts["evaluate"] or None)),
         ("Generated tokens", count(sum(totals.generated_tokens.values()) or None)),
         ("LLM calls", count(totals.llm_calls)),
-        ("· waited for", duration(sum(y for _, y in waited) if waited else None)),
+        ("· their time", duration(totals.llm_seconds or None)),
         ("Phases without a useful proposal", count(len(run.of_kind("phase_failed")) or None)),
         ("Money", money(totals.money)),
         ("Time", duration(run.folder.seconds_spent() or None)),
@@ -286,7 +285,7 @@ def _notices(run: RecordedRun) -> list[str]:
         lines.append(f"{line}, with another run file: {'; '.join(changed)}" if changed else line)
     for event in run.events:
         kind = EVENTS.get(event["kind"])
-        if kind is not None and kind.notable:
+        if kind is not None and kind.level == logging.WARNING:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
             lines.append(f"step {event['step']}: {text}")
