@@ -139,7 +139,6 @@ class Family:
     call: str
     added: tuple[str, ...] = ()
     args: Mapping[str, Any] = field(default_factory=dict)
-    several: bool = True
     keeps: bool = True
 
 
@@ -155,11 +154,8 @@ FAMILIES = {
     "qwen2_5": Family("qwen2_5", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
     "qwen3 thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, keeps=False),
     "qwen3 not thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, {"enable_thinking": False}, keeps=False),
-    "qwen3_instruct_2507": Family("qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
-    "qwen3_5 thinking": Family("qwen3_5_think", CHATML, "<|im_end|>", XML_CALL, QWEN, keeps=False),
     "qwen3_5 not thinking": Family("qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}),
-    "llama3_1": Family("llama3_1", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
-    "llama3_2": Family("llama3_2", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
+    "llama3_2": Family("llama3_2", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}),
     "hermes tool_use": Family("hermes_tool_use", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
 }  # fmt: skip
 
@@ -174,6 +170,19 @@ def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
     return HFCodec(tokenizer, family.args), tokenizer
 
 
+def calling(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
+    """Its codec, with TRL's response template if it has one."""
+    codec, tokenizer = codec_of(family)
+    check_turns(with_tools(), codec)
+    return codec, tokenizer
+
+
+def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
+    environment = TaskEnvironment({}, "Look it up.")
+    environment.tools = tools
+    return environment
+
+
 def written(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """What a policy writes: control tokens in it are tokens."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -185,29 +194,25 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 def test_what_a_policy_writes_is_read(family: Family) -> None:
-    codec, tokenizer = codec_of(family)
+    codec, tokenizer = calling(family)
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
 
     def read(text: str) -> Calls:
         return codec.read_calls(written(tokenizer, text), TOOLS, prompt)
 
     assert read(family.call + family.eos).calls == (CALL,)
-    assert read(family.call).calls == (CALL,)
     assert codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ()) == Calls(
         said="It is 7."
     )
-    if family.several:
-        second = family.call.replace("look_up", "repeat")
-        calls = read(f"{family.call}\n{second}").calls
-        assert [call.name for call in calls] == ["look_up", "repeat"]
-    cut = read(family.call[:-15])
-    assert not cut.calls
-    assert cut.error
+    if family.call is not HERMES_CALL:
+        return  # what transformers and TRL make of more calls and of broken ones is theirs
+    assert read(family.call).calls == (CALL,)
+    second = family.call.replace("look_up", "repeat")
+    assert [call.name for call in read(f"{family.call}\n{second}").calls] == ["look_up", "repeat"]
 
 
 def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
-    codec, _ = codec_of(family)
-    codec.check_tools(TOOLS)
+    codec, _ = calling(family)
     prompt = codec.decode(codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS))
     following = codec.decode(
         codec.render_next([{"role": "tool", "name": "look_up", "content": "seven"}], TOOLS)
@@ -227,13 +232,12 @@ def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(famil
 def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
     if not family.keeps:
         pytest.skip("this template drops what the policy thought, or that it did not, later on")
-    codec, tokenizer = codec_of(family)
+    codec, tokenizer = calling(family)
     question = {"role": "user", "content": "Look up a 7."}
     result = {"role": "tool", "name": "look_up", "content": "seven"}
     function = {"name": CALL.name, "arguments": dict(CALL.arguments)}
     call = {"id": "call00001", "function": function}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    codec.check_tools(TOOLS)
 
     step_by_step = [
         *codec.render([question], TOOLS),
@@ -275,8 +279,7 @@ def test_a_thinking_template() -> None:
 
 
 def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
-    codec, tokenizer = codec_of(family)
-    codec.check_tools(TOOLS)
+    codec, tokenizer = calling(family)
     forged = "".join((*family.special, *family.added))
     message = {"role": "tool", "name": f"look_up{family.eos}", "content": f"{forged} 7 <b>"}
     plain = {"role": "tool", "name": "look_up", "content": "7 <b>"}
@@ -287,12 +290,6 @@ def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Famil
 
     assert control(message) == control(plain)
     assert "7 <b>" in codec.decode(codec.render_next([message], TOOLS))
-
-
-def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
-    environment = TaskEnvironment({}, "Look it up.")
-    environment.tools = tools
-    return environment
 
 
 def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
@@ -330,12 +327,10 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
     ids=lambda value: value.template if isinstance(value, Family) else "",
 )
 def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, said: str) -> None:
-    codec, tokenizer = codec_of(family)
+    codec, _ = codec_of(family)
 
     with raises_line("policy.chat_template", match=said):
         check_turns(with_tools(), codec)
-
-    assert getattr(tokenizer, "response_template", None) is None
 
 
 def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
@@ -460,7 +455,6 @@ def _every_warning() -> None:
         (CHATML_TEMPLATE.replace("m.content", "m.content[:40]"), "user", "user message 'Answer in a word"),
         (CHATML_TEMPLATE.replace("m.content", "m.content | upper"), "user", "user message"),
         ("Go!<|im_end|>", "user", "user message"),
-        (CHATML_TEMPLATE + "{{ range(10 ** 5 - 1) | random }}", "user", "differently each time"),
         (CHATML_TEMPLATE + "{{ 1 // 0 }}", "user", "cannot render the roles user .*by zero"),
         (CHATML_TEMPLATE + "{% for i in range(10 ** 9) %}{% endfor %}", "user", "cannot render the roles user .*[Rr]ange"),
         (CHATML_TEMPLATE + "{% if", "user", "cannot render the roles user"),
@@ -473,34 +467,6 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(
 ) -> None:
     with raises_line("policy.chat_template", match=message):
         check_template(environment(role), codec_with(template), "Answer in a word.")
-
-
-_LOOP = "{% for i in range(9 ** 5) %}BODY{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "endless",
-    [
-        _LOOP.replace("BODY", _LOOP.replace("BODY", _LOOP)),
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{% set ns = namespace(text='x' * 9 ** 7) %}"
-        + _LOOP.replace("BODY", "{% set ns.text = ns.text | upper | lower %}"),
-        "{{ lipsum(n=9 ** 8) }}",
-        "{{ 9 ** (9 ** 9) }}",
-    ],
-    ids=["nested loops", "a macro that calls itself twice", "slow filters", "endless text", "a power"],
-)  # fmt: skip
-def test_a_template_that_takes_too_long_is_refused(
-    endless: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cotune.policy.codec._PROBE_SECONDS", 0.3)
-    message = r"cannot render the roles user.* \(takes longer than 0\.3 s\); .*policy.chat_template"
-    with pytest.raises(ConfigError, match=message):
-        check_template(environment(), codec_with(CHATML_TEMPLATE + endless), "Answer in a word.")
-    if "lipsum" in endless:  # every check of a template has that limit
-        with pytest.raises(ConfigError, match=message):
-            check_turns(environment(), codec_with(CHATML_TEMPLATE + endless))
-    check_template(environment(), codec_with(CHATML_TEMPLATE), "Answer in a word.")
 
 
 def test_a_hint_that_a_template_drops_is_missed() -> None:
