@@ -14,7 +14,6 @@ import pytest
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import CONCURRENCY, ToolEnvironment
-from cotune.environments.trl_factory import TrlEnvironment
 from cotune.errors import ConfigError, EngineError
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards.qa import exact_match
@@ -132,48 +131,17 @@ def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
     assert environment.batches[0] == len(TASKS)
 
 
-def test_a_class_that_overrides_a_method_does_not_inherit_its_parallel_calls() -> None:
-    class Shared:
-        def respond(self, actions: Sequence[Action]) -> list[Response]:
-            return [Response(done=True)] * len(actions)
-
-    class OwnTools(Shared, ToolEnvironment): ...
-
-    class ParallelTools(OwnTools):
-        parallel_responses = 2
-
-    class OwnSearch(SearchEnvironment):
-        respond = Shared.respond
-
-    class OwnServer(RemoteRetriever):
-        def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-            return [[]] * len(queries)
-
-    class OwnFactory(TrlEnvironment):
-        respond = Shared.respond
-
+def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
     def look() -> str:
         """Look it up."""
         return "found"
 
-    class Room:
-        def reset(self) -> str:
-            return "Go."
-
     tasks = {"train": TASKS}
-    options = RemoteOptions(url="http://127.0.0.1:9/retrieve")
-    server, own_server = RemoteRetriever(options), OwnServer(options)
-    expected_calls = {
-        ToolEnvironment([look], tasks): CONCURRENCY,
-        OwnTools([look], tasks): 0,
-        ParallelTools([look], tasks): 2,
-        SearchEnvironment(tasks, server, "Search.", exact_match): 8,
-        SearchEnvironment(tasks, own_server, "Search.", exact_match): 0,
-        OwnSearch(tasks, server, "Search.", exact_match): 0,
-        TrlEnvironment(Room, tasks, "Go.", None, 1.0): CONCURRENCY,
-        OwnFactory(Room, tasks, "Go.", None, 1.0): 0,
-    }
-    assert {each: parallel_responses(each) for each in expected_calls} == expected_calls
+    server = RemoteRetriever(RemoteOptions(url="http://127.0.0.1:9/retrieve"))
+    search = SearchEnvironment(tasks, server, "Search.", exact_match)
+    assert parallel_responses(search) == RemoteRetriever.parallel_searches
+    assert parallel_responses(ToolEnvironment([look], tasks)) == CONCURRENCY
+    assert parallel_responses(ToolEnvironment([look], tasks, seconds=math.inf)) == 0
 
 
 def test_a_failure_ends_all_episodes_with_its_error() -> None:

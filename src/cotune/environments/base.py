@@ -92,7 +92,8 @@ class TaskEnvironment:
         no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
         takes_any_tasks: whether it can score other tasks than its own, such as a benchmark's.
         parallel_responses: how many calls of `respond` may run at the same time, in threads of their own. 0: none,
-            so that all episodes wait for the longest turn and the slowest response.
+            so that all episodes wait for the longest turn and the slowest response. A subclass whose `respond` must
+            not run in threads sets it to 0.
         description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
     Raises:

@@ -18,7 +18,6 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
 from cotune.rewards.qa import Reward, exact_match
-from cotune.rollout.drivers import parallel_calls
 from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import encodable, named, shorten
 
@@ -176,8 +175,7 @@ class SearchEnvironment(TaskEnvironment):
     ) -> None:
         super().__init__(self._phrase(tasks), initial_instruction, self.protocol.prompt_format)
         self.retriever = retriever
-        if type(self).respond is SearchEnvironment.respond:
-            self.parallel_responses = parallel_calls(retriever, "search", "parallel_searches")
+        self.parallel_responses = getattr(retriever, "parallel_searches", 0)
         self._reward = reward
         self._top_k = top_k
         self.description = _DESCRIPTION.format(top_k)
