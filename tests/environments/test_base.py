@@ -132,21 +132,9 @@ def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
     text = description_of(SearchEnvironment({}, engine, "Go.", exact_match, top_k=5))
     assert "<search> query </search>" in text
     assert "5 best passages" in text
-
-
-@pytest.mark.parametrize(("tools", "words"), [(3, 20), (12, 60), (900, 9)])
-def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
-    tools: int, words: int
-) -> None:
-    environment = TaskEnvironment({}, "Go.")
-    text = "word " * words
-    parameters = {f"p{i}": {"type": "string", "description": text} for i in range(3)}
-    environment.tools = tuple(tool_schema(f"tool_{i}", text, **parameters) for i in range(tools))
-
-    text = description_of(environment)
-
+    # What is too long is cut.
+    long = TaskEnvironment({}, "Go.")
+    long.tools = tuple(tool_schema(f"tool_{i}", "word " * 90) for i in range(20))
+    text = description_of(long)
     assert len(text) <= DESCRIPTION_CHARS
-    if tools < 900:
-        assert all(f"tool_{i}" in text for i in range(tools))
-    assert ("p0" in text) == (tools == 3)
-    assert text.endswith("…") == (tools == 900)
+    assert text.endswith("…")

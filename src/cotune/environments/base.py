@@ -210,13 +210,6 @@ def description_of(environment: Environment) -> str:
 
 
 def _describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return the JSON schemas of tools, one a line, or if these are too long, only names and descriptions."""
-    if not schemas:
-        return ""
-    functions = [schema.get("function", schema) for schema in schemas]
-    text = "\n".join(
-        [_CALLS, *(json.dumps(function, ensure_ascii=False) for function in functions)]
-    )
-    if len(text) <= DESCRIPTION_CHARS:
-        return text
-    return "\n".join([_CALLS, *(f"- {f.get('name')}: {f.get('description')}" for f in functions)])
+    """Return the JSON schemas of tools, one a line."""
+    functions = [json.dumps(schema.get("function", schema), ensure_ascii=False) for schema in schemas]
+    return "\n".join([_CALLS, *functions]) if functions else ""
