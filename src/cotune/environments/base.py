@@ -211,5 +211,7 @@ def description_of(environment: Environment) -> str:
 
 def _describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
     """Return the JSON schemas of tools, one a line."""
-    functions = [json.dumps(schema.get("function", schema), ensure_ascii=False) for schema in schemas]
+    functions = [
+        json.dumps(schema.get("function", schema), ensure_ascii=False) for schema in schemas
+    ]
     return "\n".join([_CALLS, *functions]) if functions else ""
