@@ -22,8 +22,8 @@ from cotune.environments.tools import (
     ToolEnvironment,
     ToolRunner,
     ToolsOptions,
+    schema_of,
     tool_environment,
-    tool_of,
 )
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Turn
@@ -43,18 +43,8 @@ async def divide(a: float, b: float) -> float:
     return a / b
 
 
-class Silent:
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-def silent() -> object:
-    """Says nothing."""
-    return Silent()
-
-
 def environment(*tools: Any, **options: Any) -> ToolEnvironment:
-    return ToolEnvironment(tools or (add, divide, silent), {"train": [TASK]}, **options)
+    return ToolEnvironment(tools or (add, divide), {"train": [TASK]}, **options)
 
 
 def action(*calls: tuple[str, dict[str, Any]], text: str = "", last: bool = False) -> Action:
@@ -81,7 +71,7 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     assert contents(response) == ["7", "2", "0.25"]
     assert [m["name"] for m in response.messages] == ["add", "add", "divide"]
     assert (response.action, response.error) == ("3 calls", "")
-    assert [tool["function"]["name"] for tool in environment().tools] == ["add", "divide", "silent"]
+    assert [tool["function"]["name"] for tool in environment().tools] == ["add", "divide"]
     assert respond(("add", {"a": 3, "b": 4})) == Response(
         action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
     )
@@ -100,7 +90,6 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
         (("add", {"a": 1, "b": 2, "c": 3}), "add() got an unexpected keyword argument 'c'", "add: TypeError", "add"),
         (("divide", {"a": 1}), "divide() missing 1 required positional argument: 'b'", "divide: TypeError", "divide"),
         (("divide", {"a": 1, "b": 0}), "division by zero", "divide: ZeroDivisionError", "divide"),
-        (("silent", {}), "no words", "silent: RuntimeError", "silent"),
     ],
 )  # fmt: skip
 def test_a_call_that_fails_is_an_observation(
@@ -166,19 +155,6 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
 def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | None) -> None:
     trajectory = make_trajectory(under(TASK), 0.0, turns=tuple(turns))
     assert environment().score(trajectory) == (0.0, answer)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: ToolEnvironment([], {}), "tools is empty"),
-        (lambda: ToolEnvironment(add, {}), "tools is a function; expected a list"),  # pyright: ignore[reportArgumentType]
-        (lambda: environment(add, add), "two are called add"),
-    ],
-)
-def test_what_cannot_work_is_refused(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        make()
 
 
 def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
@@ -267,7 +243,9 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 )  # fmt: skip
 def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: str) -> None:
     with raises_line(match=said):
-        tool_of(function, 1.0)
+        schema_of(function)
+    with pytest.raises(ConfigError, match="two are called add"):
+        environment(add, add)
 
 
 LONG = 30.0  # never reached
@@ -377,9 +355,7 @@ def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) 
     assert outcomes[2][0].value == "works"
 
 
-def test_a_call_that_takes_too_long_is_given_up(
-    hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_takes_too_long_is_given_up(hang: Callable[[], None]) -> None:
     # Its place is free.
     made: list[str] = []
     hangs = [job(hang, seconds=SHORT), job(made.append, "late")]
@@ -389,18 +365,6 @@ def test_a_call_that_takes_too_long_is_given_up(
     assert isinstance(late[0].error, TimeoutError)
     assert str(late[0].error) == "took longer than 0.02 s"
     assert then[0].value == "next"
-    # An async tool that blocks its loop does not stop the others.
-    monkeypatch.setattr("cotune.environments.tools._PATIENCE", SHORT)
-
-    async def blocks() -> None:
-        hang()
-
-    async def works() -> str:
-        return "works"
-
-    late, then = run(1, [job(blocks, seconds=SHORT)], [job(works)])
-    assert late[0].timed_out
-    assert then[0].value == "works"
     # An async call is cancelled.
     cancelled = threading.Event()
 
