@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cotune.data.splits import warn
@@ -498,25 +499,15 @@ def test_what_a_template_is_noticed_for(caplog: pytest.LogCaptureFixture) -> Non
     assert [m for m in caplog.messages if "has no argument" in m] == [
         "policy.template_args: the chat template has no argument 'enable_thinkng'; correct the name"
     ]
-    # It leaves out the tokenizer's BOS.
-    check_template(environment(), HFCodec(with_bos()), "Answer.")
-    assert [m for m in caplog.messages if "begins texts with '<s>'" in m]
 
 
-def with_bos() -> Any:
-    """A tokenizer that begins texts with its BOS, as those of Llama and Mistral."""
-    from tokenizers.processors import TemplateProcessing
-
+def test_plain_prompts_begin_as_the_base_model_was_pretrained() -> None:
+    # As the tokenizers of Llama and Mistral begin texts.
     tokenizer: Any = byte_tokenizer(CHATML_TEMPLATE, SPECIAL, "<|im_end|>")
     tokenizer.bos_token = "<s>"
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
     )
-    return tokenizer
-
-
-def test_plain_prompts_begin_as_the_base_model_was_pretrained() -> None:
-    tokenizer = with_bos()
     use_template(tokenizer, "plain")
     codec = HFCodec(tokenizer)
     assert codec.decode(codec.render([{"role": "user", "content": "Hm?"}])) == "<s>Hm?\n"

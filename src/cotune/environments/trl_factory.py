@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import numpy as np
 from pydantic import Field
 
 from cotune.data.splits import SPLITS
@@ -73,15 +74,28 @@ class _Instance:
 
 
 class TrlEnvironment(TaskEnvironment):
-    """See `from_trl`.
+    """An environment written for `GRPOTrainer(environment_factory=…)`, used unchanged.
+
+    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
+    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
+    functions may take `environments`, as in TRL, and are added to it. For the instruction and the
+    prompt's format see `TaskEnvironment`.
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
     calls of an instance are made in one thread, one after the other; tools of several instances run at
     the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
     ends with an environment error, and the instance is not used again.
 
+    Args:
+        factory: a class or function that makes one environment, without arguments.
+        tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
+        seconds: the timeout of a call.
+
     Attributes:
         own_reward: the name of `get_reward` among the reward functions; "" without it.
+
+    Raises:
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
 
     parallel_responses = CONCURRENCY
@@ -89,10 +103,11 @@ class TrlEnvironment(TaskEnvironment):
     def __init__(
         self,
         factory: Callable[[], Any],
-        tasks: Mapping[str, Sequence[Task]] | None,
-        initial_instruction: str,
-        prompt_format: PromptFormat | None,
-        seconds: float,
+        tasks: Mapping[str, Sequence[Task]] | None = None,
+        initial_instruction: str = INITIAL_INSTRUCTION,
+        prompt_format: PromptFormat | None = None,
+        *,
+        seconds: float = 30.0,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
@@ -279,30 +294,8 @@ class TrlEnvironment(TaskEnvironment):
         return _Instance(job.value, cast(Worker, job.worker))
 
 
-def from_trl(
-    factory: Callable[[], Any],
-    tasks: Mapping[str, Sequence[Task]] | None = None,
-    initial_instruction: str = INITIAL_INSTRUCTION,
-    prompt_format: PromptFormat | None = None,
-    *,
-    seconds: float = 30.0,
-) -> TrlEnvironment:
-    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
-
-    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
-    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as in TRL, and are added to it. For the instruction and the
-    prompt's format see `TaskEnvironment`.
-
-    Args:
-        factory: a class or function that makes one environment, without arguments.
-        tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
-        seconds: the timeout of a call.
-
-    Raises:
-        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
-    """
-    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds)
+from_trl = TrlEnvironment
+"""The public name, beside `from_verifiers`."""
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
@@ -310,7 +303,7 @@ def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)
-    return from_trl(
+    return TrlEnvironment(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,
@@ -335,17 +328,15 @@ def _describe(job: Job) -> str:
 @contextmanager
 def keep_generators() -> Generator[None]:
     """Restore the states of `random`, numpy and torch, whose draws are the training's."""
-    numpy = sys.modules.get("numpy")
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not imported for this alone
     python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    numpy_state = np.random.get_state()
     torch_state = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)
         if torch is not None:
             torch.set_rng_state(torch_state)
 
@@ -355,8 +346,7 @@ def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         if (torch := sys.modules.get("torch")) is not None:
             torch.random.default_generator.manual_seed(seed)
         return function(*args, **kwargs)

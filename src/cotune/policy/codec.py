@@ -31,24 +31,13 @@ _PLAIN_PROMPTS = (
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
-    """Replace a tokenizer's chat template: "plain", or a file's; None keeps its own.
-
-    Raises:
-        ConfigError: no such file, or not text.
-    """
-    if chat_template is None:
-        return
+    """Replace a tokenizer's chat template: "plain", or a file's; None keeps its own."""
     if chat_template == "plain":
         # Templates write the BOS themselves.
         begin = "{{ bos_token }}" if adds_bos(tokenizer) else ""
         tokenizer.chat_template = begin + PLAIN_TEMPLATE
-        return
-    try:
+    elif chat_template is not None:
         tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"policy.chat_template: cannot read {chat_template} ({error}); expected plain, or the path of a Jinja file"
-        ) from error
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -483,12 +472,6 @@ def check_template(environment: Environment, codec: HFCodec, instruction: str) -
             "policy: its chat template writes the date of today, so prompts change at midnight, and a "
             "resume on another day is not exact; set the date by policy.template_args, such as "
             f"{{date_string: 26 Jul 2026}}, or {_ANOTHER}"
-        )
-    bos = str(codec.tokenizer.bos_token)
-    if adds_bos(codec.tokenizer) and not all(text.startswith(bos) for text in texts):
-        warn(
-            f"policy: its tokenizer begins texts with {bos!r}, but its chat template does not write it; if the "
-            f"policy was trained with it, {_ANOTHER}"
         )
     templates = str(codec.tokenizer.chat_template)
     for name in codec.template_args:
