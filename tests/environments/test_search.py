@@ -32,7 +32,7 @@ from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards.qa import exact_match
 from cotune.types import Action, Limits, Prompt, Response, Task, Trajectory, Turn
-from tests.data.test_benchmarks import SEARCH_R1_TOLD, search_r1
+from tests.data.test_benchmarks import search_r1
 from tests.data.test_benchmarks import write as write_parquet
 from tests.helpers import jsonl, make_trajectory, under
 from tests.loopback import retrieval_server
@@ -218,19 +218,6 @@ def test_search_r1s_files_its_protocol_and_a_server(
     assert response.observation == (
         "\n\n<information>The search failed; nothing was retrieved.</information>\n\n"
     )
-
-
-def test_a_whole_prompt_of_search_r1s_is_asked_by_its_question(tmp_path: Path) -> None:
-    rows = [search_r1("nq", i, f"q {i}?", ["Ada", "Ada Lovelace"]) for i in range(10)]
-    kept = [{name: row[name] for name in ("prompt", "reward_model", "extra_info")} for row in rows]
-    path = write_parquet(tmp_path / "a.parquet", kept)
-    splits = read_dataset(DatasetConfig(path=path, validation=1, test=1)).values()
-    tasks = [task for split in splits for task in split]
-    assert {task.answers for task in tasks} == {("Ada", "Ada Lovelace")}
-    assert all(task.question.startswith(SEARCH_R1_TOLD) for task in tasks)
-    phrase = SEARCH_R1.phrase
-    assert sorted(phrase(task).question for task in tasks) == [f"q {i}?" for i in range(10)]
-    assert phrase(phrase(tasks[0])) == phrase(tasks[0])
 
 
 SEARCH_R1 = TagProtocol()

@@ -76,14 +76,10 @@ def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> 
 
 # peft matches whole names, and the head has none.
 @pytest.mark.parametrize("name", ["proj", "lm_head", "embed_tokens"])
-def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str) -> None:
+def test_a_layer_that_cannot_have_one_is_named(name: str) -> None:
     options = LoraOptions(target_modules=("v_proj", name))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"target_modules: '{name}' is none of the linear layers"):
         lora_config(options, tiny_model(tiny_tokenizer(), layers=3))
-    assert str(refused.value) == (
-        f"policy.lora.target_modules: {name!r} is none of the linear layers that can have an adapter; the "
-        "policy has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    )
 
 
 def test_without_peft_the_error_names_the_extra(

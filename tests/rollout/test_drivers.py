@@ -18,7 +18,7 @@ from cotune.errors import ConfigError, EngineError
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards.qa import exact_match
 from cotune.rollout.coordinator import turn_seed
-from cotune.rollout.drivers import Together, parallel_responses, run_episodes
+from cotune.rollout.drivers import Together, run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Action,
@@ -139,9 +139,9 @@ def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
     tasks = {"train": TASKS}
     server = RemoteRetriever(RemoteOptions(url="http://127.0.0.1:9/retrieve"))
     search = SearchEnvironment(tasks, server, "Search.", exact_match)
-    assert parallel_responses(search) == RemoteRetriever.parallel_searches
-    assert parallel_responses(ToolEnvironment([look], tasks)) == CONCURRENCY
-    assert parallel_responses(ToolEnvironment([look], tasks, seconds=math.inf)) == 0
+    assert search.parallel_responses == RemoteRetriever.parallel_searches
+    assert ToolEnvironment([look], tasks).parallel_responses == CONCURRENCY
+    assert ToolEnvironment([look], tasks, seconds=math.inf).parallel_responses == 0
 
 
 def test_a_failure_ends_all_episodes_with_its_error() -> None:

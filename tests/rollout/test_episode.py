@@ -295,14 +295,6 @@ def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any,
             score_all([done], environment)
 
 
-def test_an_answer_may_be_a_number() -> None:
-    class Numbers(Echo):
-        def score(self, trajectory: Trajectory) -> Any:
-            return 1.0, 7
-
-    assert score_all([run(["end answer."])], Numbers())[0].answer == "7"
-
-
 @pytest.mark.parametrize(
     ("found", "said"),
     [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
 
@@ -23,19 +23,13 @@ Tasks = Mapping[str, Sequence[Task]]
 """Tasks by split."""
 
 
-class EnvironmentOptions(Protocol):
-    """The options of an environment: a frozen dataclass or model with `kind: Literal["…"] = "…"`."""
-
-    @property
-    def kind(self) -> str: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentKind:
     """A kind of environment, as the run file, its checks, `cotune plan` and `cotune doctor` know it.
 
     Attributes:
-        options: the class of its options, a section `environment` of the run file.
+        options: the class of its options, a section `environment` of the run file: a frozen dataclass or model with
+            `kind: Literal["…"] = "…"`.
         build: makes the environment of its options and the tasks of `dataset`; None without that section.
         dataset: whether its questions are those of `dataset`.
         runs_user_code: whether it calls code of the user's, which may need the network.
@@ -45,7 +39,7 @@ class EnvironmentKind:
         extra: cotune's extra that it needs, named after the package; "" is none.
     """
 
-    options: type[EnvironmentOptions]
+    options: type[Any]
     build: Callable[[Any, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
     runs_user_code: bool = False

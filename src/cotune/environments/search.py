@@ -75,12 +75,8 @@ class TagProtocol:
     block: ClassVar[str] = "\n\n<information>{}</information>\n\n"
 
     def phrase(self, task: Task) -> Task:
-        """Return the task with a question mark at its end, as in Search-R1's data scripts.
-
-        Of a whole prompt, which these scripts write as well, only the question counts.
-        """
-        text, mark, after_mark = task.question.partition(self.prompt_format.question_prefix)
-        question = (after_mark if mark else text).strip()
+        """Return the task with a question mark at its end, as in Search-R1's data scripts."""
+        question = task.question.strip()
         return replace(task, question=question if question.endswith("?") else f"{question}?")
 
     def parse(self, text: str) -> Parsed:

@@ -258,19 +258,6 @@ def schema_of(function: Any, owner: str = "") -> dict[str, Any]:
         ) from error
 
 
-def text_of(value: Any) -> str:
-    """Return a result as TRL shows it: the texts of content blocks, or `str`; ConfigError for an image."""
-    blocks = cast("list[Any]", value) if isinstance(value, list) else []
-    types = {cast(Any, block).get("type") if isinstance(block, dict) else None for block in blocks}
-    if "image" in types:
-        raise ConfigError(
-            "environment: a tool or reset() returned an image; policies are trained only on text"
-        )
-    if types != {"text"}:
-        return str(cast(object, value))
-    return "".join(str(block["text"]) for block in blocks)
-
-
 def call_tools(
     actions: Sequence[Action],
     job_of: Callable[[Action, ToolCall], Job | None],
@@ -321,7 +308,7 @@ def _result(name: str, job: Job | None) -> tuple[str, str]:
     if job is None:
         return str({"error": f"Tool {name} not found."}), NO_SUCH_TOOL
     if job.error is None:
-        return text_of(job.value), ""
+        return str(job.value), ""
     kind = TIMED_OUT if job.timed_out else type(job.error).__name__
     return str({"error": message_of(job.error)}), f"{name}: {kind}"
 

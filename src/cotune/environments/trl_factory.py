@@ -30,7 +30,6 @@ from cotune.environments.tools import (
     answer_of,
     call_tools,
     schema_of,
-    text_of,
 )
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
@@ -255,20 +254,19 @@ class TrlEnvironment(TaskEnvironment):
         for instance, job in zip(instances, jobs, strict=True):
             instance.failure = f"reset() {_describe(job)}" if job.error else ""
             value = "" if job.error or job.value is None else job.value
-            if not isinstance(value, str | list):
+            if not isinstance(value, str):
                 kind = type(value).__name__
-                raise ConfigError(f"{_FIELD}: reset() returned {kind}; expected a text, or None")
-            instance.text = text_of(value)
+                raise ConfigError(
+                    f"{_FIELD}: reset() returned {kind}; expected a text, as policies read no images, or None"
+                )
+            instance.text = value
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task that no episode asks."""
         instance = self._take()
         self._reset([instance], [task], [0])
         if instance.failure:
-            raise ConfigError(
-                f"{_FIELD}: {instance.failure} for task {task.id}; it is called with the "
-                f"columns {', '.join(task.columns) or '(none)'}: fix it"
-            )
+            raise ConfigError(f"{_FIELD}: {instance.failure} for task {task.id}; fix it")
         self._give_back(instance)
         return instance.text
 

@@ -111,7 +111,7 @@ def run_episodes(
         finished: called now and then with the number of episodes that are over.
     """
     sample: SampleTurn | None = getattr(session, "sample", None)
-    parallel = parallel_responses(environment)
+    parallel = getattr(environment, "parallel_responses", 0)
     if sample is None or not parallel:
         _run_in_lock_step(episodes, environment, session, finished)
     else:
@@ -119,11 +119,6 @@ def run_episodes(
         run_to_end(_run_apart(episodes, sample, respond, finished))
     scored = score_all([episode.trajectory() for episode in episodes], environment)
     return scored if rewards is None else rewards(scored, environment)
-
-
-def parallel_responses(environment: Environment) -> int:
-    """Return how many calls of `respond` may run at the same time, in other threads; 0 if they must not."""
-    return getattr(environment, "parallel_responses", 0)
 
 
 async def run_episode(episode: Episode, sample: SampleTurn, respond: Respond) -> None:

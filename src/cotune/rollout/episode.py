@@ -12,7 +12,6 @@ again, observations are tokenized on their own and appended with mask 0:
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Number
 from typing import Any, cast
 
 from cotune.errors import ConfigError
@@ -365,8 +364,6 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
             score, answer = ("", None)
         unscored = score is None and may_not_score
         reward = 0.0 if unscored else finite(score)
-        if isinstance(answer, Number):
-            answer = str(answer)
         if reward is None or not isinstance(answer, str | None):
             raise ConfigError(
                 f"environment: {type(environment).__name__}.{name} gave {pair!r:.80} for task {trajectory.task.id}; "
