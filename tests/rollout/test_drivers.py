@@ -195,28 +195,6 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
     assert session.live == 0
 
 
-def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
-    """In the thread that trains, where it may have opened a database or may run an event loop; episodes then wait."""
-    threads: list[threading.Thread] = []
-
-    def look() -> str:
-        """Look it up."""
-        threads.append(threading.current_thread())
-        return asyncio.run(asyncio.sleep(0, "found"))
-
-    class Calling(Apart):
-        def draw(self, request: SampleRequest) -> Sample:
-            call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-            ids = tuple(
-                CODEC.encode("done" if "found" in CODEC.decode(request.context_ids) else call)
-            )
-            return Sample(ids, (-1.0,) * len(ids))
-
-    rollouts = run(Calling(), ToolEnvironment([look], {"train": TASKS}, seconds=math.inf))
-    assert [t.turns[0].observation.strip() for t in rollouts] == ["found"] * len(TASKS)
-    assert threads == [threading.main_thread()] * len(TASKS)
-
-
 def within(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Fails where a waiter is never answered."""
     return asyncio.run(asyncio.wait_for(coroutine, 10))
