@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -69,16 +67,7 @@ def test_no_message_of_a_prompt_can_end_the_users_turn(codec: HFCodec) -> None:
     assert [i for i in asked if i in control] == [i for i in plain if i in control]
 
 
-@given(st.text(alphabet="abcXYZ 019.,?!<>/\n'-éßĀ中", max_size=60))
-def test_text_comes_back_as_it_was(text: str) -> None:
-    assert BUNDLED.decode(BUNDLED.encode(text)) == text
-
-
-def test_tags_and_control_tokens_decode_to_themselves_and_half_a_character_to_a_mark() -> None:
-    text = " <search> a , b </search>\n<answer>it 's</answer>"
-    assert BUNDLED.decode(BUNDLED.encode(text)) == text
-    assert BUNDLED.decode([BUNDLED.eos_id]) == BUNDLED_TOKENIZER.eos_token
-    # Half of a UTF-16 pair in an observation is no error.
+def test_half_a_character_in_an_observation_is_no_error() -> None:
     assert BUNDLED.encode("a\ud83db") == BUNDLED.encode("a?b")
     message = {"role": "user", "content": "a\ud83db"}
     assert BUNDLED.render_next([message]) == BUNDLED.render_next([{**message, "content": "a?b"}])
@@ -342,11 +331,8 @@ def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
         caplog.clear()
         codec, _ = codec_of(Family("qwen2_5", CHATML, eos, ""))
         check_turns(environment, codec)
-        assert caplog.messages == warned * [
-            "policy: its chat template ends a turn by '<|im_end|>', but its tokenizer's eos_token is "
-            "'<|endoftext|>', at which rollouts end; if it was trained on that template, add '<|im_end|>' "
-            "to eos_token_id in its generation_config.json, or every rollout goes on to limits.turn_tokens"
-        ]
+        assert len(caplog.messages) == warned
+        assert all("add '<|im_end|>' to eos_token_id" in message for message in caplog.messages)
         warn.cache_clear()
         caplog.clear()
         check_turns(stopping, codec)
@@ -364,55 +350,35 @@ def test_what_templates_may_do_with_tools() -> None:
     assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)
     assert codec.decode(codec.render([{"role": "user", "content": "7"}])) == "7\n"
     # Added tokens that the template does not write stay as they are.
-    template = models_template("qwen2_5")
-    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
+    tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", (*QWEN, "<table>"))
     codec = HFCodec(tokenizer)
     following = codec.render_next(
         [{"role": "tool", "name": "look_up", "content": "<table>"}], TOOLS
     )
     assert "<table>" in codec.decode(following)
     # One that drops what tools answer is refused.
-    template = models_template("qwen2_5")
-    dropping = template.replace("{{- message.content }}", "")
-    assert dropping != template
+    dropping = qwen.replace("{{- message.content }}", "")
+    assert dropping != qwen
     tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
     with pytest.raises(ConfigError, match="drops a tool message"):
         check_turns(with_tools(), HFCodec(tokenizer))
-    # An environment without tools asks nothing of it.
-    tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
-    check_turns(with_tools(()), HFCodec(tokenizer))
 
 
-def test_a_response_template_of_the_tokenizer_comes_first() -> None:
-    codec, tokenizer = codec_of(FAMILIES["qwen2_5"])
-    tokenizer.response_template = {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "tool_calls": {
-                "open": "CALL",
-                "close_pattern": "END",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
-        },
-    }
-    call = json.dumps({"name": "look_up", "arguments": {"text": "a 7", "times": 3}})
-
-    read = codec.read_calls(written(tokenizer, f"I look. CALL{call}END<|im_end|>"), TOOLS, ())
-    broken = codec.read_calls(written(tokenizer, "CALL{nothing}END<|im_end|>"), TOOLS, ())
-
-    assert read == Calls((CALL,), said="I look.")
+def test_a_response_template_gives_the_turns_message() -> None:
+    codec, tokenizer = calling(FAMILIES["qwen2_5"])
+    assert tokenizer.response_template  # TRL's
+    read = codec.read_calls(written(tokenizer, f"I look. {HERMES_CALL}<|im_end|>"), TOOLS, ())
     function = {"name": "look_up", "arguments": {"text": "a 7", "times": 3}}
     assert read.message == {
         "role": "assistant",
         "content": "I look.",
         "tool_calls": [{"type": "function", "function": function}],
     }
-    assert broken.message["content"] == "CALL{nothing}END"
+    broken = codec.read_calls(
+        written(tokenizer, "<tool_call>{nothing}</tool_call><|im_end|>"), TOOLS, ()
+    )
     assert not broken.calls
+    assert broken.message["content"] == "<tool_call>{nothing}</tool_call>"
     assert broken.error.startswith("a tool call cannot be read")
 
 
@@ -452,8 +418,6 @@ def _every_warning() -> None:
         # lists of parts alone
         (CHATML_TEMPLATE.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}"), "user", "user message 'Answer"),
         (CHATML_TEMPLATE.replace("m.content", "m.content[:40]"), "user", "user message 'Answer in a word"),
-        (CHATML_TEMPLATE.replace("m.content", "m.content | upper"), "user", "user message"),
-        ("Go!<|im_end|>", "user", "user message"),
         (CHATML_TEMPLATE + "{{ 1 // 0 }}", "user", "cannot render the roles user .*by zero"),
         (CHATML_TEMPLATE + "{% for i in range(10 ** 9) %}{% endfor %}", "user", "cannot render the roles user .*[Rr]ange"),
         (CHATML_TEMPLATE + "{% if", "user", "cannot render the roles user"),
