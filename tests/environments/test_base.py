@@ -85,7 +85,6 @@ def test_what_a_task_environment_is_without_more() -> None:
         (("the template opened it</think>\nParis",), "Paris"),
         (("<think>one</think>Pa<think>two</think>ris",), "Paris"),
         (("<think>never closed",), None),
-        (("<think>a</think>\n",), None),
         (("5 <thinking>",), "5 <thinking>"),
     ],
 )

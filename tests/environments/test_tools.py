@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import gc
-import json
 import math
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from cotune.environments.tools import (
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Turn
 from cotune.utils.background import Worker
-from tests.helpers import add, make_trajectory, raises_line, under
+from tests.helpers import add, make_trajectory, raises_line, tool_call, under
 
 TASK = Task("q0", "What is 3 + 4?", ("7",))
 
@@ -48,10 +47,7 @@ def environment(*tools: Any, **options: Any) -> ToolEnvironment:
 
 
 def action(*calls: tuple[str, dict[str, Any]], text: str = "", last: bool = False) -> Action:
-    written = text + "".join(
-        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-        for name, arguments in calls
-    )
+    written = text + "".join(tool_call(name, **arguments) for name, arguments in calls)
     return Action(TASK, (), written, last, 0, read_hermes(written))
 
 
@@ -142,7 +138,6 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
         ([Turn("<think>3+4</think>\n\n7", action="answer")], "7"),
         ([Turn("…", "\n7\n", "add"), Turn(" It is 7. ", action="answer")], "It is 7."),
         ([Turn("", action="answer")], None),
-        ([Turn("<think>cut off", action="answer")], None),
         ([Turn("<tool_call>…</tool_call>", action="add", error=OUT_OF_TURNS)], None),
         ([], None),
     ],

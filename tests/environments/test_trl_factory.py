@@ -33,7 +33,6 @@ class Guessing:
     """An environment as TRL's documentation has them: the number is the row's `secret`."""
 
     made = 0
-    resets: list["Guessing"]
 
     def __init__(self) -> None:
         type(self).made += 1
@@ -75,12 +74,6 @@ class Unscored(Guessing):
     get_reward = None  # type: ignore[assignment]
 
 
-@pytest.fixture(autouse=True)
-def _count_anew() -> None:
-    Guessing.made = 0
-    Unscored.made = 0
-
-
 def environment(factory: Callable[[], Any] = Guessing, **options: Any) -> TrlEnvironment:
     return from_trl(factory, {"train": TASKS}, "Guess.", **options)
 
@@ -105,6 +98,7 @@ def test_methods_are_tools_and_what_reset_returns_stands_after_the_users_message
 
 
 def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:
+    Guessing.made = 0
     own = environment()
     trajectories = roll_out(own, guessed)
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
@@ -184,6 +178,9 @@ def test_a_reward_that_is_no_number_names_the_environment(value: Any, said: str)
         roll_out(environment(Judged), ["Done."])
 
 
+SECOND_BROKE = [StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED]
+
+
 def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
     released = threading.Event()
 
@@ -201,11 +198,7 @@ def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
     own = environment(Hanging, seconds=0.05)
     try:
         trajectories = roll_out(own, guessed)
-        assert [t.stop for t in trajectories] == [
-            StopReason.ANSWERED,
-            StopReason.ENVIRONMENT_ERROR,
-            StopReason.ANSWERED,
-        ]
+        assert [t.stop for t in trajectories] == SECOND_BROKE
         assert trajectories[1].turns[0].error == "guess: took too long"
         assert trajectories[1].reward == 0.0
         hung = own.reward_arguments(trajectories)["environments"][1]
@@ -227,11 +220,7 @@ def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
 
     trajectories = roll_out(environment(Flaky), guessed)
 
-    assert [t.stop for t in trajectories] == [
-        StopReason.ANSWERED,
-        StopReason.ENVIRONMENT_ERROR,
-        StopReason.ANSWERED,
-    ]
+    assert [t.stop for t in trajectories] == SECOND_BROKE
     assert trajectories[1].turns[0].error == "reset() raised OSError: no answer"
 
 

@@ -61,15 +61,7 @@ def test_weights_that_would_be_random_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 0.7},
-        {"top_p": 0.5, "top_k": 3},
-        {"temperature": "hot"},
-        {"length_penalty": 2.0},
-    ],
-)
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"temperature": "hot"}])
 def test_what_can_be_trained_can_be_saved(settings: dict[str, Any], tmp_path: Path) -> None:
     """A trainer changes the tokens of a generation config, and transformers checks what was changed."""
     folder = tmp_path / "policy"

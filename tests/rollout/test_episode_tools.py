@@ -1,6 +1,5 @@
 """Episodes whose policy calls tools through a chat template."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cotune.types import (
     Trajectory,
 )
 from tests import scripted
-from tests.helpers import add, under
+from tests.helpers import add, tool_call, under
 from tests.scripted import CharacterCodec, Reply, shown
 
 TASK = Task("q0", "3 + 4?", ("7",))
@@ -39,10 +38,7 @@ ENVIRONMENT = ToolEnvironment([add, repeat], {"train": [TASK]}, "Add.")
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> list[int]:
-    written = "".join(
-        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-        for name, arguments in made
-    )
+    written = "".join(tool_call(name, **arguments) for name, arguments in made)
     return [*CODEC.encode(written), EOS]
 
 
