@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards.qa import exact_match
 from cotune.types import Action, Prompt, Response, Task, Turn
-from tests.helpers import make_trajectory, tool_schema, under
+from tests.helpers import add, make_trajectory, tool_schema, under
 
 TASK = Task("t", "Why?", ())
 CHAT = replace(TASK, context=(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")))
@@ -95,32 +95,14 @@ def test_the_answer_is_the_last_turn_without_its_thoughts(
     assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
 
 
-def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
-    """The price of an article.
-
-    Args:
-        article: its name,
-            such as "lamp".
-        unit: of how many pieces.
-
-    Returns:
-        In euros.
-    """
-    return 1.0
-
-
 def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
     # Tools, with docstring and parameters.
-    first, tool = description_of(ToolEnvironment([price], {})).splitlines()
+    first, tool = description_of(ToolEnvironment([add], {})).splitlines()
     assert first.startswith("The agent calls these tools")
-    assert json.loads(tool)["description"] == "The price of an article."
-    assert json.loads(tool)["parameters"]["properties"]["unit"] == {
-        "type": "string",
-        "enum": ["piece", "dozen"],
-        "description": "of how many pieces.",
-    }
+    assert json.loads(tool)["description"] == "Adds."
+    assert json.loads(tool)["parameters"]["properties"].keys() == {"a", "b"}
     # A description of one's own stands in their place.
-    environment = ToolEnvironment([price], {})
+    environment = ToolEnvironment([add], {})
     environment.description = "  A shop. "
     assert description_of(environment) == "A shop."
     environment.description = ""

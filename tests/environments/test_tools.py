@@ -188,15 +188,6 @@ def test_a_function_without_a_timeout_is_called_in_the_callers_thread_in_order()
         plain.respond([action(("note", {"number": 3}))])
 
 
-def untyped(a, b: int):  # type: ignore[no-untyped-def]
-    """Adds.
-
-    Args:
-        a: one.
-        b: two.
-    """
-
-
 def undocumented(a: int) -> int:
     return a
 
@@ -213,8 +204,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected a function with"),
-        (undocumented, "undocumented cannot be a tool .*no docstring"),
+        (undocumented, "undocumented cannot be a tool .*no docstring.*expected a function with"),
         (unresolved, "unresolved cannot be a tool .*Nowhere"),
         ("weigh", "cannot be a tool"),
     ],

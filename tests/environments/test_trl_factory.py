@@ -307,11 +307,6 @@ class NoReset:
     pass
 
 
-class Undocumented(Guessing):
-    def peek(self, depth: int) -> int:
-        return depth
-
-
 class Refuses(Guessing):
     def __init__(self) -> None:
         raise OSError("no server")
@@ -332,7 +327,6 @@ class Pictured(Guessing):
     [
         ({"guess": Guessing}, "is dict; expected one class or function"),
         (NoReset, r"NoReset has no reset\(\)"),
-        (Undocumented, r"tools: Undocumented\.peek cannot be a tool .*no docstring"),
         (Refuses, "raised OSError: no server"),
         (
             NeedsMore,

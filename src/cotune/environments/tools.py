@@ -144,8 +144,6 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
 OUT_OF_TURNS = "calls a tool in its last turn"
-TIMED_OUT = "took too long"
-NO_SUCH_TOOL = "no such tool"
 _ERROR_CHARS = 120  # of a turn's error
 
 
@@ -306,10 +304,10 @@ def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Res
 def _result(name: str, job: Job | None) -> tuple[str, str]:
     """Return the text of a call's result for the policy, and its error in a few words, "" for none."""
     if job is None:
-        return str({"error": f"Tool {name} not found."}), NO_SUCH_TOOL
+        return str({"error": f"Tool {name} not found."}), "no such tool"
     if job.error is None:
         return str(job.value), ""
-    kind = TIMED_OUT if job.timed_out else type(job.error).__name__
+    kind = "took too long" if job.timed_out else type(job.error).__name__
     return str({"error": message_of(job.error)}), f"{name}: {kind}"
 
 

@@ -279,8 +279,6 @@ class Rollout:
         errors = [*episode.errors, *(() if trace is None else trace.errors)]
         if errors:
             return _Output(error=one_line(f"{errors[0].type}: {errors[0].message}")[:120])
-        if trace is None:
-            return _Output(error="no agent ran")
         rewards = {name: getattr(reward, "value", None) for name, reward in trace.rewards.items()}
         values = {**trace.metrics, **rewards}
         parts = {name: float(value) for name, value in values.items() if value is not None}
