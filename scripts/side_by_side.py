@@ -164,7 +164,7 @@ def build_trainer(way: str, policy: Path, tokenizer: Any, args: Any) -> Any:
     from datasets import Dataset
 
     import cotune
-    import cotune.rollout.drivers as drivers
+    from cotune.environments.tools import ToolEnvironment
     from cotune.policy.codec import HFCodec
     from cotune.types import Calls, ToolCall
 
@@ -173,7 +173,7 @@ def build_trainer(way: str, policy: Path, tokenizer: Any, args: Any) -> Any:
     grpo_trainer.parse_response = lambda *_, **__: copy.deepcopy(message)
     HFCodec.read_calls = lambda *_: Calls((ToolCall(**CALL),), message=copy.deepcopy(message))
     if way == "cotune, waiting":
-        drivers.parallel_responses = lambda environment: 0
+        ToolEnvironment.parallel_responses = 0
     unpack_weights()
     prompts = [[{"role": "user", "content": f"What does knoll mean, {row}?"}] for row in range(256)]
     common: dict[str, Any] = {

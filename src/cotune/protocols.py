@@ -14,7 +14,7 @@ Nothing here imports an engine.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cotune.types import (
     Action,
@@ -165,6 +165,7 @@ class Strategy(ABC):
 # ---- environments and rewards
 
 
+@runtime_checkable
 class Environment(Protocol):
     """Provides tasks, answers the policy's actions and scores episodes.
 

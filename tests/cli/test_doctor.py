@@ -18,7 +18,6 @@ from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm.client import OpenAIOptions, make_first_call
 from cotune.policy import policy_files as policies
-from cotune.policy.local_policy import load
 from cotune.run.record import Record
 from tests.command_line import Command
 from tests.loopback import endpoint, retrieval_server
@@ -121,23 +120,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path) -> None:
     given = config(tmp_path, policy={"path": str(folder)})
     assert "4.0 MiB of weights" in policy(given)()
-    index = '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
-    (folder / "model.safetensors.index.json").write_text(index)
-    assert "model-00002-of-00002.safetensors" in lacking(policy(given))
     for gone, said in (("tokenizer.json", "tokenizer"), ("config.json", "config.json, tokenizer")):
         (folder / gone).unlink()
         assert f"has no {said}" in lacking(policy(given))
-
-
-def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
-    """As a copy leaves it that was broken off."""
-    file = folder / "model.safetensors"
-    for kept in (file.stat().st_size // 2, 1000, 4):
-        file.write_bytes(file.read_bytes()[:kept])
-        said = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
-        assert "model.safetensors is damaged (" in said
-        with pytest.raises(ConfigError, match=r"^policy\.path: cannot load "):
-            load(folder)
 
 
 def test_packages_that_the_run_file_asks_for(

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards.qa import exact_match
 from cotune.types import Action, Prompt, Response, Task, Turn
-from tests.helpers import make_trajectory, tool_schema, under
+from tests.helpers import add, make_trajectory, tool_schema, under
 
 TASK = Task("t", "Why?", ())
 CHAT = replace(TASK, context=(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")))
@@ -85,7 +85,6 @@ def test_what_a_task_environment_is_without_more() -> None:
         (("the template opened it</think>\nParis",), "Paris"),
         (("<think>one</think>Pa<think>two</think>ris",), "Paris"),
         (("<think>never closed",), None),
-        (("<think>a</think>\n",), None),
         (("5 <thinking>",), "5 <thinking>"),
     ],
 )
@@ -96,32 +95,14 @@ def test_the_answer_is_the_last_turn_without_its_thoughts(
     assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
 
 
-def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
-    """The price of an article.
-
-    Args:
-        article: its name,
-            such as "lamp".
-        unit: of how many pieces.
-
-    Returns:
-        In euros.
-    """
-    return 1.0
-
-
 def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
     # Tools, with docstring and parameters.
-    first, tool = description_of(ToolEnvironment([price], {})).splitlines()
+    first, tool = description_of(ToolEnvironment([add], {})).splitlines()
     assert first.startswith("The agent calls these tools")
-    assert json.loads(tool)["description"] == "The price of an article."
-    assert json.loads(tool)["parameters"]["properties"]["unit"] == {
-        "type": "string",
-        "enum": ["piece", "dozen"],
-        "description": "of how many pieces.",
-    }
+    assert json.loads(tool)["description"] == "Adds."
+    assert json.loads(tool)["parameters"]["properties"].keys() == {"a", "b"}
     # A description of one's own stands in their place.
-    environment = ToolEnvironment([price], {})
+    environment = ToolEnvironment([add], {})
     environment.description = "  A shop. "
     assert description_of(environment) == "A shop."
     environment.description = ""
@@ -132,21 +113,9 @@ def test_what_an_optimizer_llm_is_told_of_an_environment() -> None:
     text = description_of(SearchEnvironment({}, engine, "Go.", exact_match, top_k=5))
     assert "<search> query </search>" in text
     assert "5 best passages" in text
-
-
-@pytest.mark.parametrize(("tools", "words"), [(3, 20), (12, 60), (900, 9)])
-def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
-    tools: int, words: int
-) -> None:
-    environment = TaskEnvironment({}, "Go.")
-    text = "word " * words
-    parameters = {f"p{i}": {"type": "string", "description": text} for i in range(3)}
-    environment.tools = tuple(tool_schema(f"tool_{i}", text, **parameters) for i in range(tools))
-
-    text = description_of(environment)
-
+    # What is too long is cut.
+    long = TaskEnvironment({}, "Go.")
+    long.tools = tuple(tool_schema(f"tool_{i}", "word " * 90) for i in range(20))
+    text = description_of(long)
     assert len(text) <= DESCRIPTION_CHARS
-    if tools < 900:
-        assert all(f"tool_{i}" in text for i in range(tools))
-    assert ("p0" in text) == (tools == 3)
-    assert text.endswith("…") == (tools == 900)
+    assert text.endswith("…")

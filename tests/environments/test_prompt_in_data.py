@@ -182,14 +182,6 @@ class Game:
     def reset(self, level: int, **_: Any) -> str:
         return f"level={level}"
 
-    def move(self, to: str) -> str:
-        """Move.
-
-        Args:
-            to: The field.
-        """
-        return to
-
     def get_reward(self) -> float:
         return 0.0
 

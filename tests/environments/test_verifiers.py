@@ -104,18 +104,8 @@ __all__ = ["Sums", "InProcess"]
 
 def made(mode: str = "", count: int = 20, **options: Any) -> Any:
     args = {**ARGS, "taskset": {"count": count, "mode": mode}}
-    return verifiers_environment(
-        VerifiersOptions(
-            **{
-                "environment": "vf-v1-sums-test",
-                "args": args,
-                "validation": 2,
-                "test": 3,
-                **options,
-            }
-        ),
-        None,
-    )
+    fields = {"environment": "vf-v1-sums-test", "args": args, "validation": 2, "test": 3, **options}
+    return verifiers_environment(VerifiersOptions(**fields), None)
 
 
 @pytest.fixture(scope="module")

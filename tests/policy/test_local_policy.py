@@ -32,22 +32,15 @@ def rewrite_weights(folder: Path, rename: Callable[[str], str | None]) -> None:
 STRANGE: dict[str, Callable[[Path], object]] = {
     "no folder": shutil.rmtree,
     "a size that does not fit": lambda f: rewrite(f, "config.json", hidden_size=30),
-    "a text for a number": lambda f: rewrite(f, "config.json", num_hidden_layers="many"),
-    "no layers below zero": lambda f: rewrite(f, "config.json", intermediate_size=-1),
     "an unknown architecture": lambda f: rewrite(f, "config.json", model_type="nope"),
     "remote code": lambda f: rewrite(
         f, "config.json", model_type="nope", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
     ),
     "a quantised checkpoint": lambda f: rewrite(f, "config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
-    "config.json is a list": lambda f: (f / "config.json").write_text("[1]"),
-    "no JSON": lambda f: (f / "config.json").write_text("{"),
     "weights that are no tensors": lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 64),
-    "pickled weights": lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-    "another prefix": lambda f: rewrite_weights(f, lambda name: f"other.{name}"),
     "a layer is missing": lambda f: rewrite_weights(f, lambda name: None if ".0.mlp." in name else name),
     "generation_config.json is a list": lambda f: (f / "generation_config.json").write_text("[1]"),
     "a damaged tokenizer": lambda f: (f / "tokenizer.json").write_text('{"model": 3}'),
-    "a tokenizer that is a list": lambda f: (f / "tokenizer_config.json").write_text("[]"),
 }  # fmt: skip
 
 
@@ -68,15 +61,7 @@ def test_weights_that_would_be_random_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 0.7},
-        {"top_p": 0.5, "top_k": 3},
-        {"temperature": "hot"},
-        {"length_penalty": 2.0},
-    ],
-)
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"temperature": "hot"}])
 def test_what_can_be_trained_can_be_saved(settings: dict[str, Any], tmp_path: Path) -> None:
     """A trainer changes the tokens of a generation config, and transformers checks what was changed."""
     folder = tmp_path / "policy"

@@ -245,13 +245,10 @@ def test_draws_follow_the_distribution(size: int) -> None:
     assert tokens == sorted(tokens)  # the cumulative distribution, inverted
 
 
-@pytest.mark.parametrize("size", [4, 1400])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_policy_that_has_diverged_is_not_sampled(
-    size: int, temperature: float, value: float
-) -> None:
-    logits = torch.zeros(2, size)
+def test_a_policy_that_has_diverged_is_not_sampled(temperature: float, value: float) -> None:
+    logits = torch.zeros(2, 4)
     logits[1, 2] = value
     with pytest.raises(EngineError, match="logits are not finite: training has diverged"):
         draw(logits, temperature, [0.5, 0.5])

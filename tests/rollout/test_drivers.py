@@ -14,12 +14,11 @@ import pytest
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import CONCURRENCY, ToolEnvironment
-from cotune.environments.trl_factory import TrlEnvironment
 from cotune.errors import ConfigError, EngineError
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards.qa import exact_match
 from cotune.rollout.coordinator import turn_seed
-from cotune.rollout.drivers import Together, parallel_responses, run_episodes
+from cotune.rollout.drivers import Together, run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Action,
@@ -132,48 +131,17 @@ def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
     assert environment.batches[0] == len(TASKS)
 
 
-def test_a_class_that_overrides_a_method_does_not_inherit_its_parallel_calls() -> None:
-    class Shared:
-        def respond(self, actions: Sequence[Action]) -> list[Response]:
-            return [Response(done=True)] * len(actions)
-
-    class OwnTools(Shared, ToolEnvironment): ...
-
-    class ParallelTools(OwnTools):
-        parallel_responses = 2
-
-    class OwnSearch(SearchEnvironment):
-        respond = Shared.respond
-
-    class OwnServer(RemoteRetriever):
-        def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-            return [[]] * len(queries)
-
-    class OwnFactory(TrlEnvironment):
-        respond = Shared.respond
-
+def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
     def look() -> str:
         """Look it up."""
         return "found"
 
-    class Room:
-        def reset(self) -> str:
-            return "Go."
-
     tasks = {"train": TASKS}
-    options = RemoteOptions(url="http://127.0.0.1:9/retrieve")
-    server, own_server = RemoteRetriever(options), OwnServer(options)
-    expected_calls = {
-        ToolEnvironment([look], tasks): CONCURRENCY,
-        OwnTools([look], tasks): 0,
-        ParallelTools([look], tasks): 2,
-        SearchEnvironment(tasks, server, "Search.", exact_match): 8,
-        SearchEnvironment(tasks, own_server, "Search.", exact_match): 0,
-        OwnSearch(tasks, server, "Search.", exact_match): 0,
-        TrlEnvironment(Room, tasks, "Go.", None, 1.0): CONCURRENCY,
-        OwnFactory(Room, tasks, "Go.", None, 1.0): 0,
-    }
-    assert {each: parallel_responses(each) for each in expected_calls} == expected_calls
+    server = RemoteRetriever(RemoteOptions(url="http://127.0.0.1:9/retrieve"))
+    search = SearchEnvironment(tasks, server, "Search.", exact_match)
+    assert search.parallel_responses == RemoteRetriever.parallel_searches
+    assert ToolEnvironment([look], tasks).parallel_responses == CONCURRENCY
+    assert ToolEnvironment([look], tasks, seconds=math.inf).parallel_responses == 0
 
 
 def test_a_failure_ends_all_episodes_with_its_error() -> None:
@@ -225,28 +193,6 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
         signal.signal(signal.SIGINT, before)
     assert session.calls < 60
     assert session.live == 0
-
-
-def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
-    """In the thread that trains, where it may have opened a database or may run an event loop; episodes then wait."""
-    threads: list[threading.Thread] = []
-
-    def look() -> str:
-        """Look it up."""
-        threads.append(threading.current_thread())
-        return asyncio.run(asyncio.sleep(0, "found"))
-
-    class Calling(Apart):
-        def draw(self, request: SampleRequest) -> Sample:
-            call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-            ids = tuple(
-                CODEC.encode("done" if "found" in CODEC.decode(request.context_ids) else call)
-            )
-            return Sample(ids, (-1.0,) * len(ids))
-
-    rollouts = run(Calling(), ToolEnvironment([look], {"train": TASKS}, seconds=math.inf))
-    assert [t.turns[0].observation.strip() for t in rollouts] == ["found"] * len(TASKS)
-    assert threads == [threading.main_thread()] * len(TASKS)
 
 
 def within(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -1,6 +1,5 @@
 """Episodes whose policy calls tools through a chat template."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cotune.types import (
     Trajectory,
 )
 from tests import scripted
-from tests.helpers import add, under
+from tests.helpers import add, tool_call, under
 from tests.scripted import CharacterCodec, Reply, shown
 
 TASK = Task("q0", "3 + 4?", ("7",))
@@ -39,10 +38,7 @@ ENVIRONMENT = ToolEnvironment([add, repeat], {"train": [TASK]}, "Add.")
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> list[int]:
-    written = "".join(
-        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-        for name, arguments in made
-    )
+    written = "".join(tool_call(name, **arguments) for name, arguments in made)
     return [*CODEC.encode(written), EOS]
 
 
@@ -144,13 +140,8 @@ def test_an_environment_that_broke_ends_the_episode_without_its_message() -> Non
 
 
 def test_actions_carry_the_prompt_that_is_trained_on() -> None:
-    assignment = under(TASK, "Add.", "hint")
-    episode = Episode(3, assignment, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
-
-    action = episode.advance(ADD, [-1.0] * len(ADD))
-
-    assert (action.prompt, action.row) == (Prompt("Add."), 3)
-    hinted = under(TASK, "Add.", "hint", "hint")
-    episode = Episode(3, hinted, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
-    assert episode.advance(ADD, [-1.0] * len(ADD)).prompt == Prompt("Add.")
-    assert action.calls.calls[0].arguments == {"a": 3, "b": 4}
+    for trained_hint in ("", "hint"):
+        assignment = under(TASK, "Add.", "hint", trained_hint)
+        episode = Episode(3, assignment, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
+        action = episode.advance(ADD, [-1.0] * len(ADD))
+        assert (action.prompt, action.row) == (Prompt("Add."), 3)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
 from cotune.rollout.task_order import TaskOrder
-from cotune.types import Task
 from tests.helpers import make_tasks
 
 
@@ -46,5 +45,3 @@ def test_orders_of_epochs() -> None:
 def test_a_split_that_cannot_be_trained_on_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training split is empty.*environment\.train"):
         TaskOrder([], 1, 0)
-    with pytest.raises(ConfigError, match="1 training tasks share an id"):
-        TaskOrder([Task("a", "?", ("x",)), Task("a", "!", ("y",)), *make_tasks(1)], 1, 0)

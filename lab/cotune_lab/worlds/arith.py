@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from cotune import TaskEnvironment, Trajectory
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune_lab.last_number import last_number
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
@@ -93,7 +93,6 @@ class ArithOptions(Sizes):
 environment = EnvironmentKind(
     options=ArithOptions,
     build=lambda options, tasks: ArithEnvironment(options),
-    sizes=numbers_of_questions,
 )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from cotune import Task
 from cotune.data.splits import digest
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune.environments.single_turn import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.worlds.ladder import SPLITS, different, split_by_hash, word_question
@@ -297,7 +297,6 @@ class ArithmeticEnvironment(MathEnvironment):
 environment = EnvironmentKind(
     options=ArithmeticOptions,
     build=lambda options, tasks: ArithmeticEnvironment(options),
-    sizes=numbers_of_questions,
 )
 
 

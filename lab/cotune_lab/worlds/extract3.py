@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from cotune import TaskEnvironment, Trajectory
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Read the text and answer the question."
@@ -180,7 +180,6 @@ class Extract3Options(Sizes):
 environment = EnvironmentKind(
     options=Extract3Options,
     build=lambda options, tasks: Extract3Environment(options),
-    sizes=numbers_of_questions,
 )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune import RulesLLM, SearchEnvironment, Task
 from cotune.data.splits import digest
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune.environments.search import join_for_index
 from cotune.rewards.qa import exact_match
 from cotune.worlds.ladder import different
@@ -293,7 +293,6 @@ def _tasks(world: GeoWorld, split: str, hops: Sequence[int], seed: int, count: i
 environment = EnvironmentKind(
     options=GeoOptions,
     build=lambda options, tasks: GeoEnvironment(options),
-    sizes=numbers_of_questions,
     offline_rules=True,
     policy=Path(__file__).parents[2] / "weights" / "geo",
 )

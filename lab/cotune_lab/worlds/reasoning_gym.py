@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cotune import ConfigError, Task, TaskEnvironment, Trajectory
 from cotune.data.splits import SPLITS, digest, sha
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune.environments.trl_factory import keep_generators
 from cotune.utils.progress import begin
 from cotune.utils.text import named
@@ -179,7 +179,8 @@ def _label(task: GymTask) -> str:
 def _make_dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
     """Return a task's data set, with room for the questions of all splits."""
     gym = import_module("reasoning_gym")
-    size = _SPARE * sum(numbers_of_questions(options).values()) + 100
+    questions = sum(getattr(options, split) for split in SPLITS)
+    size = _SPARE * questions + 100
     seed = int(sha(f"reasoning-gym/{options.seed}/{_label(task)}")[:7], 16)
     try:
         if task.difficulty is None:
@@ -208,7 +209,7 @@ def _draw_splits(
     splits: dict[str, list[Task]] = {split: [] for split in SPLITS}
     # Held-out splits first, so that they do not depend on the number of training questions.
     for split in reversed(SPLITS):
-        total = numbers_of_questions(options)[split]
+        total = getattr(options, split)
         for label, stream in itertools.islice(itertools.cycle(streams.items()), total):
             # At a high level some generators may never finish; this says which.
             begin(f"generating questions of {label}")
@@ -248,5 +249,4 @@ def _draw_questions(label: str, dataset: Any, texts: set[str]) -> Iterator[Task]
 KIND = EnvironmentKind(
     options=ReasoningGymOptions,
     build=lambda options, tasks: ReasoningGymEnvironment(options),
-    sizes=numbers_of_questions,
 )

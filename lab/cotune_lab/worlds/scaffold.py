@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 
 from cotune import Action, Response, SearchEnvironment, Task
 from cotune.data.splits import digest
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune.rewards.qa import exact_match
 from cotune.worlds.ladder import different
 from cotune_lab.worlds.content_splits import check_counts
@@ -128,7 +128,6 @@ class ScaffoldEnvironment(SearchEnvironment):
 environment = EnvironmentKind(
     options=ScaffoldOptions,
     build=lambda options, tasks: ScaffoldEnvironment(options),
-    sizes=numbers_of_questions,
 )
 
 

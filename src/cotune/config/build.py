@@ -16,7 +16,7 @@ from cotune.config.run_file import (
 )
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment, description_of
-from cotune.environments.registry import EnvironmentOptions, kind_of
+from cotune.environments.registry import kind_of
 from cotune.errors import ConfigError
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.own import BankLLM, BankOptions, OwnLLMOptions, own_llm
@@ -34,7 +34,7 @@ _SEPARATOR = 8  # tokens between an evolved text and what stands beside it, gene
 
 
 def build_environment(
-    options: EnvironmentOptions, dataset: DatasetConfig | None, instruction: InstructionConfig
+    options: Any, dataset: DatasetConfig | None, instruction: InstructionConfig
 ) -> Environment:
     """Build an environment on the questions of `dataset`, with prompts laid out by `instruction`.
 

@@ -122,8 +122,6 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     if config.dataset is not None:
         tasks = read_dataset(config.dataset)
         return {split: len(rows) for split, rows in tasks.items()}
-    if (sizes := config.environment_kind.sizes) is not None:
-        return dict(sizes(config.environment))
     environment = build_environment(config.environment, None, config.instruction)
     return {split: len(environment.tasks(split)) for split in SPLITS}
 

@@ -30,7 +30,6 @@ from cotune.llm.own import OwnLLMOptions, import_llm
 from cotune.policy.policy_files import (
     PolicyConfig,
     cached_folder,
-    damaged_weights,
     missing_parts,
     only_local,
     policy_path,
@@ -287,6 +286,9 @@ def policy(options: PolicyConfig) -> str:
     """Check that the policy is a complete folder, as far as it is here."""
     name = options.path
     path = policy_path(name)
+    template = options.chat_template
+    if template is not None and template != "plain" and not Path(template).is_file():
+        raise ConfigError(f"policy: no chat template {template}; correct policy.chat_template")
     folder = Path(path) if Path(path).is_dir() else cached_folder(name)
     if folder is None:
         return f"policy: {name}, on the Hugging Face hub"
@@ -301,11 +303,6 @@ def policy(options: PolicyConfig) -> str:
         raise ConfigError(
             f"policy.path: cannot load {name!r}: it has no {lacks}; complete the folder"
         )
-    if damage := damaged_weights(folder):
-        raise ConfigError(f"policy.path: cannot load {name!r}: {damage}; copy or download it again")
-    template = options.chat_template
-    if template is not None and template != "plain" and not Path(template).is_file():
-        raise ConfigError(f"policy: no chat template {template}; correct policy.chat_template")
     return f"policy: {name}, {size(weights_size(folder))} of weights"
 
 

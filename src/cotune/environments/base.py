@@ -92,7 +92,8 @@ class TaskEnvironment:
         no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
         takes_any_tasks: whether it can score other tasks than its own, such as a benchmark's.
         parallel_responses: how many calls of `respond` may run at the same time, in threads of their own. 0: none,
-            so that all episodes wait for the longest turn and the slowest response.
+            so that all episodes wait for the longest turn and the slowest response. A subclass whose `respond` must
+            not run in threads sets it to 0.
         description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
     Raises:
@@ -209,13 +210,8 @@ def description_of(environment: Environment) -> str:
 
 
 def _describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return the JSON schemas of tools, one a line, or if these are too long, only names and descriptions."""
-    if not schemas:
-        return ""
-    functions = [schema.get("function", schema) for schema in schemas]
-    text = "\n".join(
-        [_CALLS, *(json.dumps(function, ensure_ascii=False) for function in functions)]
-    )
-    if len(text) <= DESCRIPTION_CHARS:
-        return text
-    return "\n".join([_CALLS, *(f"- {f.get('name')}: {f.get('description')}" for f in functions)])
+    """Return the JSON schemas of tools, one a line."""
+    functions = [
+        json.dumps(schema.get("function", schema), ensure_ascii=False) for schema in schemas
+    ]
+    return "\n".join([_CALLS, *functions]) if functions else ""

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
 
-from cotune.data.splits import SPLITS
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.types import Task
@@ -24,22 +23,15 @@ Tasks = Mapping[str, Sequence[Task]]
 """Tasks by split."""
 
 
-class EnvironmentOptions(Protocol):
-    """The options of an environment: a frozen dataclass or model with `kind: Literal["…"] = "…"`."""
-
-    @property
-    def kind(self) -> str: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentKind:
     """A kind of environment, as the run file, its checks, `cotune plan` and `cotune doctor` know it.
 
     Attributes:
-        options: the class of its options, a section `environment` of the run file.
+        options: the class of its options, a section `environment` of the run file: a frozen dataclass or model with
+            `kind: Literal["…"] = "…"`.
         build: makes the environment of its options and the tasks of `dataset`; None without that section.
         dataset: whether its questions are those of `dataset`.
-        sizes: returns the questions of each split without building it; None builds it.
         runs_user_code: whether it calls code of the user's, which may need the network.
         offline_rules: whether it has rules that write instructions in an LLM's place: a method
             `offline_rules(seed)` of the environment returns them.
@@ -47,10 +39,9 @@ class EnvironmentKind:
         extra: cotune's extra that it needs, named after the package; "" is none.
     """
 
-    options: type[EnvironmentOptions]
+    options: type[Any]
     build: Callable[[Any, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
-    sizes: Callable[[Any], Mapping[str, int]] | None = None
     runs_user_code: bool = False
     offline_rules: bool = False
     policy: Path | None = None
@@ -60,11 +51,6 @@ class EnvironmentKind:
     def kind(self) -> str:
         """Return `environment.kind` as in the run file."""
         return str(get_args(get_type_hints(self.options)["kind"])[0])
-
-
-def numbers_of_questions(options: object) -> dict[str, int]:
-    """Return the options `train`, `validation` and `test` of an environment that makes its questions."""
-    return {split: int(getattr(options, split)) for split in SPLITS}
 
 
 GROUP = "cotune.environments"
@@ -100,9 +86,6 @@ def kind_of(kind: str) -> EnvironmentKind:
 # ---- an environment of the user's own
 
 _FIELD = "environment.object"
-_MEMBERS = (
-    "stop", "required", "tools", "initial_instruction", "tasks", "messages", "respond", "score",
-)  # fmt: skip
 
 
 class PythonOptions(Model):
@@ -127,13 +110,12 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
         raise ConfigError(
             f"{_FIELD}: {options.object} raised {named(error)}{line_of(error)}; fix it, or change environment.args"
         ) from error
-    missing = [name for name in _MEMBERS if not hasattr(environment, name)]
-    if missing:
+    if not isinstance(environment, Environment):
         raise ConfigError(
-            f"{_FIELD}: {options.object} gives {type(environment).__name__}, which has no "
-            f"{', '.join(missing)}; derive it from cotune.TaskEnvironment, or add them"
+            f"{_FIELD}: {options.object} gives {type(environment).__name__}, which lacks members of an environment; "
+            "derive it from cotune.TaskEnvironment"
         )
-    return cast(Environment, environment)
+    return environment
 
 
 PYTHON = EnvironmentKind(

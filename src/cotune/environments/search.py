@@ -18,7 +18,6 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
 from cotune.rewards.qa import Reward, exact_match
-from cotune.rollout.drivers import parallel_calls
 from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import encodable, named, shorten
 
@@ -76,12 +75,8 @@ class TagProtocol:
     block: ClassVar[str] = "\n\n<information>{}</information>\n\n"
 
     def phrase(self, task: Task) -> Task:
-        """Return the task with a question mark at its end, as in Search-R1's data scripts.
-
-        Of a whole prompt, which these scripts write as well, only the question counts.
-        """
-        text, mark, after_mark = task.question.partition(self.prompt_format.question_prefix)
-        question = (after_mark if mark else text).strip()
+        """Return the task with a question mark at its end, as in Search-R1's data scripts."""
+        question = task.question.strip()
         return replace(task, question=question if question.endswith("?") else f"{question}?")
 
     def parse(self, text: str) -> Parsed:
@@ -176,8 +171,7 @@ class SearchEnvironment(TaskEnvironment):
     ) -> None:
         super().__init__(self._phrase(tasks), initial_instruction, self.protocol.prompt_format)
         self.retriever = retriever
-        if type(self).respond is SearchEnvironment.respond:
-            self.parallel_responses = parallel_calls(retriever, "search", "parallel_searches")
+        self.parallel_responses = getattr(retriever, "parallel_searches", 0)
         self._reward = reward
         self._top_k = top_k
         self.description = _DESCRIPTION.format(top_k)

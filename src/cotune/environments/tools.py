@@ -22,13 +22,12 @@ from pydantic import Field
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.registry import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.background import BackgroundLoop, Worker
 from cotune.utils.importing import import_object
 from cotune.utils.text import one_line, without_thoughts
 from cotune.utils.validation import Model
 
-_PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 _LOOP = BackgroundLoop()
 """Starts calls and waits for them; what is async in the user's functions runs on another loop."""
 CONCURRENCY = 32  # calls that run at the same time, per process
@@ -128,11 +127,6 @@ class ToolRunner:
             return
         call.cancel()
         job.give_up()
-        # An async function that blocks its loop (with `time.sleep`) gets no others there.
-        if job.is_async:
-            answer = asyncio.wrap_future(self._async_loop.submit(asyncio.sleep(0)))
-            if not (await asyncio.wait([answer], timeout=_PATIENCE))[0]:
-                self._async_loop = BackgroundLoop()
 
     async def _call(self, job: Job) -> Any:
         worker = job.worker or Worker()
@@ -150,8 +144,6 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
 OUT_OF_TURNS = "calls a tool in its last turn"
-TIMED_OUT = "took too long"
-NO_SUCH_TOOL = "no such tool"
 _ERROR_CHARS = 120  # of a turn's error
 
 
@@ -163,17 +155,6 @@ class ToolsOptions(Model):
     """`package.module:name` or `file.py:name` of typed functions with docstrings."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that a policy may call, and its JSON schema for chat templates; see `Job`."""
-
-    name: str
-    schema: Mapping[str, Any]
-    function: Callable[..., Any]
-    seconds: float
-    worker: Worker | None = None
 
 
 class ToolEnvironment(TaskEnvironment):
@@ -208,23 +189,25 @@ class ToolEnvironment(TaskEnvironment):
         seconds: float = 30.0,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        if callable(tools) or not tools:
-            value = "a function" if tools else "empty"
-            raise ConfigError(f"tools is {value}; expected a list of one function or more")
-        self._tools = tuple(tool_of(function, seconds) for function in tools)
+        self.tools = tuple(schema_of(function) for function in tools)
+        names = [schema["function"]["name"] for schema in self.tools]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
+        self._functions = dict(zip(names, tools, strict=True))
+        self._seconds = seconds
         # Without a timeout, sync functions run in the thread that trains, where no event loop may run:
         # a function may start one.
         if seconds == math.inf and not all(map(inspect.iscoroutinefunction, tools)):
             self.parallel_responses = 0
-        names = [tool.name for tool in self._tools]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
-        self.tools = tuple(tool.schema for tool in self._tools)
         self._runner = ToolRunner(CONCURRENCY)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes at the same time; return responses in order."""
-        return call_tools(actions, lambda _: self._tools, self._runner)
+        return call_tools(actions, self._job_of, self._runner)
+
+    def _job_of(self, action: Action, call: ToolCall) -> Job | None:
+        function = self._functions.get(call.name)
+        return function and Job(function, self._seconds, call.arguments)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0, and as the answer the last turn without its thoughts."""
@@ -245,8 +228,8 @@ def tool_environment(options: ToolsOptions, tasks: Tasks | None) -> ToolEnvironm
     return ToolEnvironment(tools, tasks or {}, seconds=options.seconds)
 
 
-def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
-    """Make a tool of a function or bound method; `owner`, the class of a method and a dot, is for errors.
+def schema_of(function: Any, owner: str = "") -> dict[str, Any]:
+    """Return the JSON schema of a function or bound method; `owner`, the class of a method and a dot, is for errors.
 
     Raises:
         ConfigError: it lacks type hints or a Google-style docstring; names tool, parameter and what to add.
@@ -257,7 +240,7 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
     utils = cast(Any, chat_template_utils)
     name = getattr(function, "__name__", repr(function))
     try:
-        schema = dict(utils.get_json_schema(function))
+        return dict(utils.get_json_schema(function))
     except (
         utils.TypeHintParsingException,
         utils.DocstringParsingException,
@@ -271,51 +254,28 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
             'each parameter a line "name: what it is" under "Args:", without its type, and a type in the '
             "signature: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
         ) from error
-    return Tool(name, schema, function, float(seconds))
-
-
-def text_of(value: Any) -> str:
-    """Return a result as TRL shows it: the texts of content blocks, or `str`; ConfigError for an image."""
-    blocks = cast("list[Any]", value) if isinstance(value, list) else []
-    types = {cast(Any, block).get("type") if isinstance(block, dict) else None for block in blocks}
-    if "image" in types:
-        raise ConfigError(
-            "environment: a tool or reset() returned an image; policies are trained only on text"
-        )
-    if types != {"text"}:
-        return str(cast(object, value))
-    return "".join(str(block["text"]) for block in blocks)
 
 
 def call_tools(
     actions: Sequence[Action],
-    tools: Callable[[Action], Sequence[Tool]],
+    job_of: Callable[[Action, ToolCall], Job | None],
     runner: ToolRunner,
     stateful: bool = False,
 ) -> list[Response]:
     """Make the calls of all episodes at the same time and return the responses.
 
     Args:
-        tools: returns the tools of an episode.
+        job_of: returns the job of an episode's call, None for an unknown tool. Calls of a last turn are not made.
         stateful: an episode's tools share a state: its calls are made one after the other, and a
             timeout breaks the environment, since the call may still change the state.
     """
-    turns = [_jobs(action, tools) for action in actions]
+    turns = [
+        [job_of(action, call) for call in action.calls.calls if not action.last]
+        for action in actions
+    ]
     lanes = [[job for job in turn if job is not None] for turn in turns]
     runner.run(lanes if stateful else [[job] for lane in lanes for job in lane])
     return [_response(*pair, stateful) for pair in zip(actions, turns, strict=True)]
-
-
-def _jobs(action: Action, tools: Callable[[Action], Sequence[Tool]]) -> list[Job | None]:
-    """Return the calls of a turn to make, None for an unknown tool; those of the last turn are not made."""
-    if action.last or not action.calls.calls:
-        return []
-    by_name = {tool.name: tool for tool in tools(action)}
-    jobs: list[Job | None] = []
-    for call in action.calls.calls:
-        tool = by_name.get(call.name)
-        jobs.append(tool and Job(tool.function, tool.seconds, call.arguments, tool.worker))
-    return jobs
 
 
 def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Response:
@@ -344,17 +304,11 @@ def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Res
 def _result(name: str, job: Job | None) -> tuple[str, str]:
     """Return the text of a call's result for the policy, and its error in a few words, "" for none."""
     if job is None:
-        return str({"error": f"Tool {name} not found."}), NO_SUCH_TOOL
-    error = job.error
-    if error is None:
-        try:
-            return text_of(job.value), ""
-        except ConfigError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - a result whose __str__ fails
-            error = failure
-    kind = TIMED_OUT if job.timed_out else type(error).__name__
-    return str({"error": str(error)}), f"{name}: {kind}"
+        return str({"error": f"Tool {name} not found."}), "no such tool"
+    if job.error is None:
+        return str(job.value), ""
+    kind = "took too long" if job.timed_out else type(job.error).__name__
+    return str({"error": message_of(job.error)}), f"{name}: {kind}"
 
 
 def name_action(action: Action, tools: Sequence[str] = ()) -> str:

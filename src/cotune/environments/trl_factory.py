@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import numpy as np
 from pydantic import Field
 
 from cotune.data.splits import SPLITS
@@ -25,21 +26,18 @@ from cotune.environments.registry import EnvironmentKind, Tasks
 from cotune.environments.tools import (
     CONCURRENCY,
     Job,
-    Tool,
     ToolRunner,
     answer_of,
     call_tools,
-    text_of,
-    tool_of,
+    schema_of,
 )
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
-from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
+from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory
 from cotune.utils.background import Worker
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
 from cotune.utils.validation import Model
-from cotune.utils.values import finite
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _FIELD = "environment.factory"
@@ -65,29 +63,38 @@ class TrlOptions(Model):
 
 @dataclass(eq=False)
 class _Instance:
-    """One of the user's environments and its thread, the seed of the next `reset`, and what became of the last one."""
+    """One of the user's environments and its thread, and what became of its last `reset`."""
 
     environment: Any
     worker: Worker
-    seed: int = 0
     text: str = ""
     failure: str = ""
     broken: bool = False  # not used again
 
-    def job(self, function: Callable[..., Any], seconds: float, **kwargs: Any) -> Job:
-        return Job(function, seconds, kwargs, self.worker)
-
 
 class TrlEnvironment(TaskEnvironment):
-    """See `from_trl`.
+    """An environment written for `GRPOTrainer(environment_factory=…)`, used unchanged.
+
+    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
+    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
+    functions may take `environments`, as in TRL, and are added to it. For the instruction and the
+    prompt's format see `TaskEnvironment`.
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
     calls of an instance are made in one thread, one after the other; tools of several instances run at
     the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
     ends with an environment error, and the instance is not used again.
 
+    Args:
+        factory: a class or function that makes one environment, without arguments.
+        tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
+        seconds: the timeout of a call.
+
     Attributes:
         own_reward: the name of `get_reward` among the reward functions; "" without it.
+
+    Raises:
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
 
     parallel_responses = CONCURRENCY
@@ -95,10 +102,11 @@ class TrlEnvironment(TaskEnvironment):
     def __init__(
         self,
         factory: Callable[[], Any],
-        tasks: Mapping[str, Sequence[Task]] | None,
-        initial_instruction: str,
-        prompt_format: PromptFormat | None,
-        seconds: float,
+        tasks: Mapping[str, Sequence[Task]] | None = None,
+        initial_instruction: str = INITIAL_INSTRUCTION,
+        prompt_format: PromptFormat | None = None,
+        *,
+        seconds: float = 30.0,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
@@ -115,8 +123,9 @@ class TrlEnvironment(TaskEnvironment):
         self._scored: set[int] = set()
         self._by_id: tuple[dict[str, Task], object] = {}, None
         self._texts: dict[str, str] = {}  # of the last reset for each task
-        first = self._new()
-        self._spare = [first]
+        self._spare: list[_Instance] = []
+        first = self._take()
+        self._spare.append(first)
         kind = cast("type[Any]", type(first.environment))
         # They may be wrapped, or class methods.
         if not callable(getattr(kind, "reset", None)):
@@ -127,12 +136,12 @@ class TrlEnvironment(TaskEnvironment):
         self.needs_rewards = not self.own_reward
         # On the instance, this would evaluate properties.
         methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
-        self._tools = {
-            name: tool_of(getattr(first.environment, name), seconds, f"{kind.__name__}.")
+        self._schemas = {
+            name: schema_of(getattr(first.environment, name), f"{kind.__name__}.")
             for name in methods
             if not name.startswith("_") and name not in ("reset", "get_reward")
         }
-        self.tools = tuple(tool.schema for tool in self._tools.values())
+        self.tools = tuple(self._schemas.values())
 
     def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
         """Reset an instance for each episode, with a seed; return its task with the text of `reset`."""
@@ -141,10 +150,9 @@ class TrlEnvironment(TaskEnvironment):
             self._give_back(self._live.pop(row))
         self._scored.clear()
         plain = [self._plain(task) for task in tasks]
-        for row, task, seed in zip(rows, plain, seeds, strict=True):
-            self._live[row] = self._take(stable_seed(seed, task.id))
-        instances = [self._live[row] for row in rows]
-        self._reset(instances, plain)
+        instances = [self._take() for _ in rows]
+        self._live |= zip(rows, instances, strict=True)
+        self._reset(instances, plain, seeds)
         self._texts |= {
             task.id: instance.text
             for task, instance in zip(plain, instances, strict=True)
@@ -172,7 +180,7 @@ class TrlEnvironment(TaskEnvironment):
         if new := [action for action in actions if action.row not in self._live]:
             self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
         playing = [action for action in actions if not self._live[action.row].failure]
-        answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
+        answers = iter(call_tools(playing, self._job_of, self._runner, stateful=True))
         responses: list[Response] = []
         for action in actions:
             instance = self._live[action.row]
@@ -188,25 +196,21 @@ class TrlEnvironment(TaskEnvironment):
         """Return the value of `get_reward`, which may be None; 0 without it or if the environment broke.
 
         Raises:
-            ConfigError: `get_reward` raises, takes too long, or returns something else.
+            ConfigError: `get_reward` raises or takes too long.
         """
         self._scored.add(trajectory.row)
         answer = answer_of(trajectory)
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
-        job = instance.job(instance.environment.get_reward, self._seconds)
+        job = Job(instance.environment.get_reward, self._seconds, worker=instance.worker)
         with keep_generators():
             self._runner.run([[job]])
-        label = f"{_FIELD}: get_reward() of {self.own_reward}"
         if job.error is not None:
-            raise ConfigError(f"{label} {_describe(job)}; fix it") from job.error
-        number = finite(job.value)
-        if number is None and job.value is not None:
             raise ConfigError(
-                f"{label} returned {job.value!r} for task {trajectory.task.id}; expected a finite number, or None"
-            )
-        return number, answer
+                f"{_FIELD}: get_reward() of {self.own_reward} {_describe(job)}; fix it"
+            ) from job.error
+        return job.value, answer
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the value of `get_reward` under the environment's name; {} without one."""
@@ -232,56 +236,55 @@ class TrlEnvironment(TaskEnvironment):
             self._texts[task.id] = self._first_text(task)
         return replace(task, question=task.question + self._texts[task.id])
 
-    def _reset(self, instances: Sequence[_Instance], tasks: Sequence[Task]) -> None:
+    def _reset(
+        self, instances: Sequence[_Instance], tasks: Sequence[Task], seeds: Sequence[int]
+    ) -> None:
         """Call `reset` of each instance with the columns of its task, seeded for its episode."""
         jobs = [
-            instance.job(
-                with_seed(instance.environment.reset, instance.seed),
+            Job(
+                with_seed(instance.environment.reset, stable_seed(seed, task.id)),
                 self._seconds,
-                **task.own_columns(),
+                task.own_columns(),
+                instance.worker,
             )
-            for instance, task in zip(instances, tasks, strict=True)
+            for instance, task, seed in zip(instances, tasks, seeds, strict=True)
         ]
         with keep_generators():
             self._in_order.run([[job] for job in jobs])
         for instance, job in zip(instances, jobs, strict=True):
             instance.failure = f"reset() {_describe(job)}" if job.error else ""
             value = "" if job.error or job.value is None else job.value
-            if not isinstance(value, str | list):
+            if not isinstance(value, str):
                 kind = type(value).__name__
-                raise ConfigError(f"{_FIELD}: reset() returned {kind}; expected a text, or None")
-            instance.text = text_of(value)
+                raise ConfigError(
+                    f"{_FIELD}: reset() returned {kind}; expected a text, as policies read no images, or None"
+                )
+            instance.text = value
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task that no episode asks."""
-        instance = self._take(stable_seed(0, task.id))
-        self._reset([instance], [task])
+        instance = self._take()
+        self._reset([instance], [task], [0])
         if instance.failure:
-            raise ConfigError(
-                f"{_FIELD}: {instance.failure} for task {task.id}; it is called with the "
-                f"columns {', '.join(task.columns) or '(none)'}: fix it"
-            )
+            raise ConfigError(f"{_FIELD}: {instance.failure} for task {task.id}; fix it")
         self._give_back(instance)
         return instance.text
 
-    def _tools_of(self, action: Action) -> list[Tool]:
+    def _job_of(self, action: Action, call: ToolCall) -> Job | None:
+        if call.name not in self._schemas:
+            return None
         instance = self._live[action.row]
-        return [
-            replace(tool, function=getattr(instance.environment, name), worker=instance.worker)
-            for name, tool in self._tools.items()
-        ]
-
-    def _take(self, seed: int) -> _Instance:
-        """Return an instance that is free, to be reset with a seed."""
-        instance = self._spare.pop() if self._spare else self._new()
-        instance.seed = seed
-        return instance
+        function = getattr(instance.environment, call.name)
+        return Job(function, self._seconds, call.arguments, instance.worker)
 
     def _give_back(self, instance: _Instance) -> None:
         if not instance.broken:
             self._spare.append(instance)
 
-    def _new(self) -> _Instance:
+    def _take(self) -> _Instance:
+        """Return an instance that is free, or a new one."""
+        if self._spare:
+            return self._spare.pop()
         job = Job(self._factory, math.inf, worker=Worker())
         self._runner.run([[job]])
         if job.error is not None:
@@ -289,30 +292,8 @@ class TrlEnvironment(TaskEnvironment):
         return _Instance(job.value, cast(Worker, job.worker))
 
 
-def from_trl(
-    factory: Callable[[], Any],
-    tasks: Mapping[str, Sequence[Task]] | None = None,
-    initial_instruction: str = INITIAL_INSTRUCTION,
-    prompt_format: PromptFormat | None = None,
-    *,
-    seconds: float = 30.0,
-) -> TrlEnvironment:
-    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
-
-    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
-    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as in TRL, and are added to it. For the instruction and the
-    prompt's format see `TaskEnvironment`.
-
-    Args:
-        factory: a class or function that makes one environment, without arguments.
-        tasks: None if `reset` makes the tasks: 100 episodes are then for validation, 200 for the test.
-        seconds: the timeout of a call.
-
-    Raises:
-        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
-    """
-    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds)
+from_trl = TrlEnvironment
+"""The public name, beside `from_verifiers`."""
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
@@ -320,7 +301,7 @@ def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)
-    return from_trl(
+    return TrlEnvironment(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,
@@ -345,17 +326,15 @@ def _describe(job: Job) -> str:
 @contextmanager
 def keep_generators() -> Generator[None]:
     """Restore the states of `random`, numpy and torch, whose draws are the training's."""
-    numpy = sys.modules.get("numpy")
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not imported for this alone
     python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    numpy_state = np.random.get_state()
     torch_state = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)
         if torch is not None:
             torch.set_rng_state(torch_state)
 
@@ -365,8 +344,7 @@ def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         if (torch := sys.modules.get("torch")) is not None:
             torch.random.default_generator.manual_seed(seed)
         return function(*args, **kwargs)

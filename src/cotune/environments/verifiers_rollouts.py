@@ -11,7 +11,6 @@ Needs `verifiers`; imported only by `environments.verifiers`.
 
 import asyncio
 import json
-import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -140,16 +139,15 @@ class VerifiersEnvironment(TaskEnvironment):
             ConfigError: a rollout cannot be trained on: it rewrites the conversation, changes its
                 tools, or shows images.
         """
-        return self._loop.run(self._respond(actions))
+
+        async def respond_to_all() -> list[Response]:
+            return list(await asyncio.gather(*map(self._answer, actions)))
+
+        return self._loop.run(respond_to_all())
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the environment's task; 0 if the environment broke."""
-        reward = self._output(trajectory).reward
-        if not math.isfinite(reward):
-            raise ConfigError(
-                f"{_FIELD}: it gave the reward {reward} for task {trajectory.task.id}; expected a finite number"
-            )
-        return float(reward), answer_of(trajectory)
+        return float(self._output(trajectory).reward), answer_of(trajectory)
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the values of the task's rewards and metrics, by name."""
@@ -158,9 +156,6 @@ class VerifiersEnvironment(TaskEnvironment):
     def _output(self, trajectory: Trajectory) -> "_Output":
         rollout = self._rollouts.get(trajectory.row)
         return _Output() if rollout is None else self._loop.run(rollout.end())
-
-    async def _respond(self, actions: Sequence[Action]) -> list[Response]:
-        return list(await asyncio.gather(*(self._answer(action) for action in actions)))
 
     async def _answer(self, action: Action) -> Response:
         try:
@@ -284,8 +279,6 @@ class Rollout:
         errors = [*episode.errors, *(() if trace is None else trace.errors)]
         if errors:
             return _Output(error=one_line(f"{errors[0].type}: {errors[0].message}")[:120])
-        if trace is None:
-            return _Output(error="no agent ran")
         rewards = {name: getattr(reward, "value", None) for name, reward in trace.rewards.items()}
         values = {**trace.metrics, **rewards}
         parts = {name: float(value) for name, value in values.items() if value is not None}

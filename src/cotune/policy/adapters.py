@@ -5,7 +5,6 @@ An adapter folder holds `adapter_config.json`, which names the base, and the ada
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,18 @@ def lora_config(options: LoraOptions, model: Any = None) -> Any:
 
     targets = options.target_modules
     if model is not None and not isinstance(targets, str):
-        _check_targets(targets, model)
+        head = model.get_output_embeddings()
+        linear = [
+            f".{path}"
+            for path, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+        ]
+        for name in targets:
+            # peft matches the end of a path, and passes over a misspelt name beside others that match.
+            if not any(path.endswith(f".{name}") for path in linear):
+                raise ConfigError(
+                    f"policy.lora.target_modules: {name!r} is none of the linear layers that can have an adapter"
+                )
     return LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
@@ -37,26 +47,6 @@ def lora_config(options: LoraOptions, model: Any = None) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
-
-
-def _check_targets(targets: Sequence[str], model: Any) -> None:
-    """Check each target as peft matches it: the whole path of a layer, or its end after a dot.
-
-    peft itself passes over a misspelt name beside others that match.
-    """
-    head = model.get_output_embeddings()
-    linear = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
-    ]
-    for name in targets:
-        if not any(f".{path}".endswith(f".{name}") for path in linear):
-            names = sorted({path.rpartition(".")[2] for path in linear})
-            raise ConfigError(
-                f"policy.lora.target_modules: {name!r} is none of the linear layers that can have an adapter; "
-                f"the policy has {', '.join(names)}"
-            )
 
 
 def adapter_base(path: str | Path) -> str:

@@ -55,13 +55,8 @@ def load(
     has_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
     tokenizer = load_tokenizer(path if has_tokenizer else base)
     model = load_model(base, dtype, f", the base of {str(path)!r}")
-    try:
+    with _loading(path, f", an adapter of {str(base)!r}"):
         model = PeftModel.from_pretrained(model, str(path))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"policy: the adapter in {str(path)!r} does not fit {str(base)!r}: {reason}"
-        ) from error
     return merged(model) if merge else model, tokenizer
 
 

@@ -1,7 +1,5 @@
 """The `policy` section of a run file, and the files of a policy: "bundled:NAME", a folder, a name on the hub."""
 
-import json
-import logging
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +7,6 @@ from pydantic import Field, JsonValue
 
 from cotune.environments.registry import kind_of, kinds
 from cotune.errors import ConfigError
-from cotune.utils.text import named, one_line
 from cotune.utils.validation import Model
 
 
@@ -42,7 +39,6 @@ class PolicyConfig(Model):
     """Trains adapters on frozen weights; null trains the weights."""
 
 
-_LOG = logging.getLogger("cotune")
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of an adapter's folder that names its base."""
@@ -89,35 +85,15 @@ def missing_parts(folder: Path) -> list[str]:
         "weights": ["*.safetensors", "pytorch_model*.bin"],
         "tokenizer": ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"],
     }
-    lacks = [name for name, globs in parts.items() if not any(any(folder.glob(g)) for g in globs)]
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_bytes())
-        shards = sorted(set(index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        shards = []
-    return lacks + [name for name in shards if not (folder / name).is_file()]
-
-
-def damaged_weights(folder: Path) -> str:
-    """Return the first safetensors file of a folder that is not whole, with the reason; "" if all are."""
-    from safetensors import SafetensorError, safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="np"):  # reads the header, and compares it with the size
-                pass
-        except (SafetensorError, OSError) as error:
-            return f"{file.name} is damaged ({one_line(str(error))})"
-    return ""
+    return [name for name, globs in parts.items() if not any(any(folder.glob(g)) for g in globs)]
 
 
 def check_whole(folder: Path) -> None:
-    """Raise ConfigError if the best policy of a run lacks a part, or its weights are cut off."""
-    lacks = missing_parts(folder)
-    wrong = f"lacks {', '.join(lacks)}" if lacks else damaged_weights(folder)
-    if wrong:
+    """Raise ConfigError if the best policy of a run lacks a part."""
+    if lacks := missing_parts(folder):
         raise ConfigError(
-            f"{folder}: {wrong}; restore the file, or remove {folder} and resume the run without what it had kept"
+            f"{folder}: lacks {', '.join(lacks)}; restore the file, or remove {folder} and resume the run without what "
+            "it had kept"
         )
 
 
@@ -146,19 +122,15 @@ def only_local(path: str | Path) -> bool:
     each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     if Path(path).is_dir():
         return True
     try:
         HfApi().model_info(str(path), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except RepositoryNotFoundError:  # private, and there is no token; or deleted
-        return cached_folder(str(path)) is not None
     except HfHubHTTPError:
         return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.
-    except Exception as error:  # noqa: BLE001
-        if cached_folder(str(path)):
-            _LOG.warning("the hub's cache is used, as it cannot be asked (%s)", named(error, 120))
+    except Exception:  # noqa: BLE001
         return True
     return False

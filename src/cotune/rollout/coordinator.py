@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.errors import ConfigError, EngineError, EvolutionError
+from cotune.errors import EngineError, EvolutionError
 from cotune.methods.context_distillation import needs_token_weights, successes_teach
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.drivers import run_episodes
@@ -300,13 +300,7 @@ class Coordinator:
                 f"of cotune reads {STATE_SCHEMA}: resume with the version that wrote it"
             )
         self.current_step = int(state["step"])
-        try:
-            self.strategy.load_state_dict(state["strategy"])
-        except KeyError as error:
-            raise ConfigError(
-                f"the saved state has no {error}, which {type(self.strategy).__name__} needs: it is from another "
-                "version of the method; resume with that version, or start a new run"
-            ) from error
+        self.strategy.load_state_dict(state["strategy"])
         if "llm" in state:
             restore_llm(self.llm, state["llm"])
 

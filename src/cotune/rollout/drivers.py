@@ -14,21 +14,6 @@ from cotune.utils.background import Worker, run_to_end
 _WINDOW = 0.005  # seconds that a call waits for others to join it
 
 
-def parallel_calls(owner: object, method: str, attribute: str) -> int:
-    """Return how many calls of a method may run at the same time, in other threads; 0 if they must not.
-
-    An attribute of the owner has the number, for the method beside which it was written: a class that overrides the
-    method does not inherit it.
-    """
-    for holder in (owner, *type(owner).__mro__):
-        names = getattr(holder, "__dict__", ())
-        if attribute in names:
-            return getattr(owner, attribute)
-        if method in names:
-            break
-    return 0
-
-
 class Together:
     """Batch awaited calls of a function that takes and returns lists.
 
@@ -126,7 +111,7 @@ def run_episodes(
         finished: called now and then with the number of episodes that are over.
     """
     sample: SampleTurn | None = getattr(session, "sample", None)
-    parallel = parallel_responses(environment)
+    parallel = getattr(environment, "parallel_responses", 0)
     if sample is None or not parallel:
         _run_in_lock_step(episodes, environment, session, finished)
     else:
@@ -134,11 +119,6 @@ def run_episodes(
         run_to_end(_run_apart(episodes, sample, respond, finished))
     scored = score_all([episode.trajectory() for episode in episodes], environment)
     return scored if rewards is None else rewards(scored, environment)
-
-
-def parallel_responses(environment: Environment) -> int:
-    """Return how many calls of `respond` may run at the same time, in other threads; 0 if they must not."""
-    return parallel_calls(environment, "respond", "parallel_responses")
 
 
 async def run_episode(episode: Episode, sample: SampleTurn, respond: Respond) -> None:

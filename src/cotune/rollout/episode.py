@@ -10,10 +10,8 @@ again, observations are tokenized on their own and appended with mask 0:
 """
 
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Number
 from typing import Any, cast
 
 from cotune.errors import ConfigError
@@ -291,8 +289,7 @@ def begin_episodes(
     if begin is None or not placed:
         return [assignment for assignment, _, _ in placed]
     assignments, rows, seeds = zip(*placed, strict=True)
-    with _may_not_exit(environment, "begin"):
-        tasks = begin([a.task for a in assignments], rows, seeds)
+    tasks = begin([a.task for a in assignments], rows, seeds)
     return [replace(a, task=task) for a, task in zip(assignments, tasks, strict=True)]
 
 
@@ -333,41 +330,17 @@ def place_episodes(
 
 
 def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[Response]:
-    """Return the environment's response to each action."""
-    method = f"environment: {type(environment).__name__}.respond"
-    with _may_not_exit(environment, "respond"):
-        result: Any = environment.respond(actions)  # of the user's own class
+    """Return the environment's response to each action; ConfigError if it gives anything else."""
+    result: Any = environment.respond(actions)  # of the user's own class
     listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
-    unusable = [response for response in listed if not _is_usable(response)]
+    unusable = [response for response in listed if not isinstance(response, Response)]
     if unusable or len(listed) != len(actions):
         shown = (unusable or [cast(object, result)])[0]
         raise ConfigError(
-            f"{method} returned {shown!r:.120} for {len(actions)} actions; expected a list with a "
-            "cotune.Response for each, in order, whose observation is text and whose messages have role and content, "
-            "and of a tool its name"
+            f"environment: {type(environment).__name__}.respond returned {shown!r:.120} for {len(actions)} actions; "
+            "expected a list with a cotune.Response for each, in order"
         )
     return cast("Sequence[Response]", listed)
-
-
-def _is_usable(response: object) -> bool:
-    """Return whether a response is one, with what chat templates need."""
-    return (
-        isinstance(response, Response)
-        and isinstance(cast(object, response.observation), str)
-        and all({"role", "content"} <= message.keys() for message in response.messages)
-        and all("name" in message for message in response.messages if message["role"] == "tool")
-    )
-
-
-@contextmanager
-def _may_not_exit(environment: Environment, method: str) -> Generator[None]:
-    """Report SystemExit, as of code that the policy wrote: it would end the run without a message."""
-    try:
-        yield
-    except SystemExit as error:
-        raise ConfigError(
-            f"environment: {type(environment).__name__}.{method} raised SystemExit({error}); catch it there"
-        ) from error
 
 
 def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> list[Trajectory]:
@@ -378,10 +351,9 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     """
     batch = getattr(environment, "scores", None)
     name = "score" if batch is None else "scores"
-    with _may_not_exit(environment, name):
-        pairs: Sequence[Any] = (  # of the user's own class
-            [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
-        )
+    pairs: Sequence[Any] = (  # of the user's own class
+        [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
+    )
     parts = getattr(environment, "reward_parts", None)
     may_not_score = bool(getattr(environment, "own_reward", ""))
     scored: list[Trajectory] = []
@@ -392,8 +364,6 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
             score, answer = ("", None)
         unscored = score is None and may_not_score
         reward = 0.0 if unscored else finite(score)
-        if isinstance(answer, Number):
-            answer = str(answer)
         if reward is None or not isinstance(answer, str | None):
             raise ConfigError(
                 f"environment: {type(environment).__name__}.{name} gave {pair!r:.80} for task {trajectory.task.id}; "

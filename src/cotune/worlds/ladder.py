@@ -28,7 +28,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from cotune.data.splits import digest, sha
-from cotune.environments.registry import EnvironmentKind, numbers_of_questions
+from cotune.environments.registry import EnvironmentKind
 from cotune.environments.single_turn import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
@@ -356,7 +356,6 @@ def solution(problem: Problem) -> str:
 KIND = EnvironmentKind(
     options=LadderOptions,
     build=lambda options, tasks: LadderEnvironment(options),
-    sizes=numbers_of_questions,
     offline_rules=True,
     policy=Path(__file__).parent / "weights" / "ladder",
 )

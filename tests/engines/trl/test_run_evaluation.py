@@ -15,7 +15,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import State, Strategy
 from cotune.run.best import read_best
-from cotune.run.scores import Score
+from cotune.run.scores import Score, wilson
 from cotune.types import Prompt
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import Letters, tiny_tokenizer

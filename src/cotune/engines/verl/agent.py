@@ -25,7 +25,7 @@ from cotune.engines.verl.processes import (
 from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.drivers import Together, parallel_responses, run_episode
+from cotune.rollout.drivers import Together, run_episode
 from cotune.rollout.episode import begin_episodes, place_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 from cotune.utils.background import Worker as Thread
@@ -43,7 +43,8 @@ class Calls:
         # Use one thread for all calls that may not overlap: an environment may keep state that its scores read.
         # An episode that begins may set the seeds of all generators.
         thread = Thread()
-        parallel = 1 if hasattr(environment, "begin") else parallel_responses(environment)
+        parallel = getattr(environment, "parallel_responses", 0)
+        parallel = 1 if hasattr(environment, "begin") else parallel
         own = thread if parallel < 2 else None
         begin = partial(begin_episodes, environment=environment)
         self.begin = Together(begin, worker=thread)

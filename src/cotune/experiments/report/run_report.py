@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
