@@ -31,9 +31,6 @@ def test_rows_of_every_kind_are_the_same() -> None:
     dataset = Dataset.from_list(CHATS)
     assert read_rows(dataset, "train_dataset") == CHATS
     assert read_rows(CHATS, "train_dataset") == CHATS
-    stream = dataset.to_iterable_dataset()
-    assert read_rows(stream, "train_dataset", rows_needed=3) == CHATS[:3]
-    assert read_rows(stream, "train_dataset", rows_needed=9) == CHATS
     # A set format reaches the reward functions.
     dataset = Dataset.from_list([{**row, "numbers": [1, 2]} for row in CHATS])
     for kind in ("torch", "numpy"):
@@ -52,7 +49,7 @@ def test_rows_of_every_kind_are_the_same() -> None:
     ("dataset", "message"),
     [
         (DatasetDict({"train": Dataset.from_list(CHATS)}), r"DatasetDict of train; .*data\['train'\]"),
-        (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream.*max_steps"),
+        (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream"),
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
@@ -75,13 +72,6 @@ def test_every_row_is_a_task_with_all_its_columns() -> None:
     assert tasks_of(rows[1:], "train", S)[0].id == tasks[1].id  # whatever stands before it
     assert {task.question for task in tasks} == {"What is 0+1?"}
     assert all(task.chat for task in tasks)
-
-    # An id does not depend on the process.
-    class Game:
-        pass
-
-    first, second = ({"prompt": "?", "game": Game(), "words": {"a", "b"}} for _ in range(2))
-    assert tasks_of([first], "train", "")[0].id == tasks_of([second], "train", "")[0].id
     odd = {"prompt": "?", "by": {1: "x", "2": "y", (3, 4): "z"}}
     assert tasks_of([odd], "train", "")[0].id
 

@@ -3,20 +3,19 @@
 import json
 import logging
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, ConfigError, LLMError
-from cotune.llm.client import OPENAI_URL, MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
+from cotune.llm.client import MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
 from cotune.run.record import Record
 from cotune.types import Completion
 from tests.helpers import raises_line
@@ -152,10 +151,7 @@ def test_a_reply_is_returned_and_entered(
 
 @pytest.mark.parametrize(
     ("reason", "truncated"),
-    [
-        *((reason, False) for reason in ("stop", "COMPLETE", "end_turn", "", 7, None, ["stop"])),
-        *((reason, True) for reason in ("length", "MAX_TOKENS", "max-tokens")),
-    ],
+    [("stop", False), ("end_turn", False), (None, False), (["stop"], False), ("length", True)],
 )
 def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     server: Server, reason: object, truncated: bool
@@ -165,22 +161,11 @@ def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     assert bench(server).client.complete(PROMPT) == expected
 
 
-@pytest.mark.parametrize("reason", ["error", "content-filter", "OTHER", "pause_turn"])
-def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: str) -> None:
-    server.replies = [chat(finish_reason=reason)] * 2
-    with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
+def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server) -> None:
+    server.replies = [chat(finish_reason="content_filter")] * 2
+    with pytest.raises(LLMError, match=r"not whole \(finish_reason 'content_filter'\)"):
         bench(server, retries=1).client.complete(PROMPT)
     assert len(server.requests) == 2
-
-
-def test_an_address_in_the_environment_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
-    with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is set, but llm\.base_url is not"):
-        OpenAIClient(OpenAIOptions(model="m"), Record())
-    OpenAIClient(OpenAIOptions(model="m", base_url=OPENAI_URL), Record())
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{OPENAI_URL}/")
-    OpenAIClient(OpenAIOptions(model="m"), Record())
 
 
 def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> None:
@@ -199,43 +184,33 @@ def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> No
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (302, "redirects are not followed, check llm.base_url"),
         (400, "llm.max_tokens"),
         (401, "llm.api_key_env"),
-        (403, "llm.api_key_env"),
         (404, "llm.base_url and llm.model"),
     ],
 )
 def test_refusals_are_final_and_name_the_field(server: Server, status: int, said: str) -> None:
     refusal = b'{"error": {"message": "no such thing"}}'
-    server.replies = [Canned(refusal, status, {"Location": f"{server.url}/elsewhere"}), chat()]
+    server.replies = [Canned(refusal, status), chat()]
     b = bench(server)
     with raises_line(said, match=rf"HTTP status {status}.*no such thing", error=LLMError):
         b.client.complete(PROMPT)
-    assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+    assert len(server.requests) == 1
     assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
 
 
-GARBAGE = {
-    "not JSON": (Canned(b"<html>hello</html>"), "not JSON"),
-    "not UTF-8": (Canned(b"\xff\xfe\x00"), "not JSON"),
-    "deep": (Canned(b"[" * 200_000), "not JSON"),
-    "no choices": (Canned(b'{"object": "chat.completion"}'), "no choices"),
-    "choices of another type": (Canned(b'{"choices": {"0": 1}}'), "no choices"),
-    "no message": (Canned(b'{"choices": [null]}'), "no text"),
-}
-
-
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, name: str) -> None:
-    reply, error = GARBAGE[name]
-    reply.headers.setdefault("Content-Type", "application/json")
-    server.replies = [reply, chat()]
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>hello</html>", b"\xff\xfe\x00", b"[" * 200_000, b'{"choices": {"0": 1}}', b"{}"],
+)
+def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, body: bytes) -> None:
+    server.replies = [Canned(body), chat()]
     b = bench(server)
     assert b.client.complete(PROMPT).text == "a proposal"
     failed, done = b.record.read_costs()
-    assert error in failed.error
-    assert (bool(failed.error), failed.estimated, failed.money) == (True, True, WORST)
+    assert failed.error.startswith("the reply is no chat completion: ")
+    assert len(failed.error) <= 300
+    assert (failed.estimated, failed.money) == (True, WORST)
     assert (done.error, done.estimated) == ("", False)
     assert b.record.totals().money == pytest.approx(WORST + COST)
 
@@ -248,16 +223,6 @@ def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
     assert b.states() == ["failed"] * 3
     assert b.record.totals().money == pytest.approx(3 * COST)
     assert sum(row.estimated for row in b.record.read_costs()) == 0
-
-
-def test_a_reply_in_parts_is_a_text_and_a_refusal_is_quoted(server: Server) -> None:
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}]
-    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}}]}
-    server.replies = [chat(parts), *[Canned(json.dumps(refusal).encode())] * 3]
-    b = bench(server)
-    assert b.client.complete(PROMPT).text == "so"
-    with pytest.raises(LLMError, match=r"no text.*it refused: 'I cannot\.'"):
-        b.client.complete(PROMPT)
 
 
 def test_a_stalled_server_times_out(server: Server) -> None:
@@ -273,26 +238,6 @@ def test_a_stalled_server_times_out(server: Server) -> None:
     assert (bool(row.error), row.estimated, row.money > 0) == (True, True, True)
 
 
-def test_a_reply_that_trickles_in_times_out(server: Server) -> None:
-    def trickle(handler: BaseHTTPRequestHandler, over: threading.Event) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        try:
-            while not over.wait(0.02):  # no pause is ever as long as the timeout
-                handler.wfile.write(b" ")
-                handler.wfile.flush()
-        except OSError:
-            return
-
-    server.replies = [Canned(send=trickle), chat()]
-    b = bench(server, timeout_s=0.3, retries=1)
-    begun = time.monotonic()
-    with pytest.raises(LLMError, match=r"no complete reply in 2 attempt\(s\)"):
-        b.client.complete(PROMPT)
-    assert 0.6 <= time.monotonic() - begun < 5  # both attempts together
-    assert len(server.requests) == 1
-
-
 def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     url = f"http://127.0.0.1:{gone.server_address[1]}/v1"
@@ -304,7 +249,7 @@ def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     assert b.record.totals().money == 0.0
 
 
-@pytest.mark.parametrize("usage", [None, "many", (-1, 5), (1, True), (1, None), (1, 2**40)])
+@pytest.mark.parametrize("usage", [None, "many", (-1, 5), (1, None), (1, 2**40)])
 def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     server: Server, usage: object
 ) -> None:
@@ -394,25 +339,20 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(
     assert "pw" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
+def test_the_environments_key_is_not_sent_where_none_is_needed(server: Server) -> None:
     server.replies = [chat()]
     bench(server, api_key_env=None).client.complete(PROMPT)
-    assert "authorization" not in server.requests[0].headers
     assert not any(KEY in value for value in server.requests[0].headers.values())
 
 
-def test_what_is_for_openai_alone_goes_nowhere_else(
+def test_headers_of_a_gateway_are_sent_and_hidden(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "api-key: gateway-secret")
     server.replies = [Canned(b"no: gateway-secret", 401)]
     with pytest.raises(LLMError, match=r"HTTP status 401: 'no: \*\*\*'"):
         bench(server).client.complete(PROMPT)
-    headers = server.requests[0].headers
-    assert headers["api-key"] == "gateway-secret"
-    assert not {"openai-organization", "openai-project"} & {name.lower() for name in headers}
+    assert server.requests[0].headers["api-key"] == "gateway-secret"
 
 
 @pytest.mark.parametrize(
@@ -468,8 +408,6 @@ def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
     [
         ("so", Completion("so")),
         (Completion("x", 7, 3), Completion("x", 7, 3)),
-        (Completion("x", cast(Any, None), -1), Completion("x")),
-        (Completion("y", 10**30, 2), Completion("y", 0, 2)),
     ],
 )
 def test_an_llm_object_may_return_a_text_or_a_completion(reply: Any, completion: Any) -> None:
@@ -492,7 +430,6 @@ SECRET = "sk-" + "a1B2" * 8
         (BudgetError("no more"), BudgetError, "no more"),
         (ConfigError("correct it"), ConfigError, "correct it"),
         (None, LLMError, "Own.complete(prompt) returned no text"),
-        (Completion(cast(Any, None)), LLMError, "Own.complete(prompt) returned no text"),
         ({}, ConfigError, "llm: Own.complete(prompt) returned dict; expected a text or"),
     ],
 )
@@ -535,9 +472,7 @@ JSON = st.recursive(
 def test_a_reply_is_usable_exactly_when_it_has_text(content: object, usage: object) -> None:
     body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage})
     outcome = parse_reply(body)
-    parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"] if isinstance(content, list) else []  # fmt: skip
-    text = "".join(str(part or "") for part in parts) if isinstance(content, list) else content
-    usable = isinstance(text, str) and bool(text.strip())
+    usable = isinstance(content, str) and bool(content.strip())
     assert (outcome.error == "") == usable
     assert bool(outcome.text) == usable
     outcome.text.encode()

@@ -1,7 +1,7 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -9,19 +9,17 @@ from typing import Any, Literal, cast
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cotune.data.cells import (
-    ALIAS_COLUMNS,
     ANSWER_COLUMNS,
     cells_of,
     get_nested,
     list_names,
-    parse_lists,
     plain_text,
     plain_value,
     read_messages,
     reference_answers,
 )
 from cotune.data.rows import Row, Rows, check_rows, file_rows, hub_rows
-from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn, warn_of_overlaps
+from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.text import shorten
@@ -49,9 +47,9 @@ class DatasetConfig(Model):
     """Questions of your own, from a file or from the Hugging Face hub."""
 
     path: Path | None = None
-    """A JSONL, JSON, CSV or Parquet file, or a folder of Parquet files."""
+    """A JSONL, JSON, CSV or Parquet file."""
     name: str | None = None
-    """A data set of the Hugging Face hub, or of its cache."""
+    """A data set of the Hugging Face hub, or a folder of data files."""
     subset: str | None = None
     """The hub data set's configuration."""
     split: str = "train"
@@ -122,7 +120,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 
     train = config.path or config.split
     sources = {"train": train, "validation": config.validation, "test": config.test}
-    tasks = _by_split(sources, read, config.columns, config.model_fields_set)
+    tasks = _by_split(sources, read, config.columns)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -157,7 +155,7 @@ def tasks_from(
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, config.columns, sources)
+    return _by_split(sources, read, config.columns)
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
@@ -169,27 +167,18 @@ def _by_split(
     sources: Mapping[str, Any],
     read: Callable[[str, Any], tuple[list[Row], str]],
     columns: Columns,
-    set_by_user: Collection[str],
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 
     Args:
         sources: the data of each split, or the number of questions to hold out.
         read: returns the rows of a split's data, and the start of messages about them.
-        set_by_user: the splits whose number is the user's own, not a default.
     """
     sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
     data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
     tasks = {split: _make_tasks(rows, columns, source) for split, (rows, source) in data.items()}
     places = hold_out([_split_key(task) for task in tasks["train"]], sizes, data["train"][1])
     parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    short = {split for split in sizes if split in set_by_user and len(parts[split]) < sizes[split]}
-    if short:
-        counts = [
-            f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
-            for split, rows in parts.items()
-        ]
-        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
     warn_of_overlaps({split: [_split_key(task) for task in parts[split]] for split in data})
     return {split: _add_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
@@ -217,27 +206,7 @@ def _make_tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task
     names = list(dict.fromkeys(name for row in rows for name in row))
     rows = [{name: row.get(name) for name in names} for row in rows]
     column_of = _find_columns(columns, rows[0], source)
-    aliases = None
-    if "answers" in column_of and "answers" not in columns:
-        aliases = next((name for name in ALIAS_COLUMNS if name in names), None)
-    if aliases is not None:
-        warn(
-            f"{source}: the accepted answers are those of {column_of['answers']} and of {aliases}; name one "
-            "in dataset.columns.answers to read it alone"
-        )
-    # A CSV file or a column of texts may hold lists as JSON, or as Python writes them.
-    parsed_rows = [dict(row) for row in rows]
-    for column in (column_of["question"], column_of.get("answers"), aliases):
-        if column in names and (lists := parse_lists([row[column] for row in rows])):
-            warn(f"{source}: {column} holds lists written as text, which are read as lists")
-            for row, value in zip(parsed_rows, lists, strict=True):
-                row[column] = value
-    tasks = [
-        _make_task(row, column_of, aliases, f"{source}, row {i}")
-        for i, row in enumerate(parsed_rows, 1)
-    ]
-    # Reward functions get the cells as they are written.
-    return [replace(task, columns=row) for task, row in zip(tasks, rows, strict=True)]
+    return [_make_task(row, column_of, f"{source}, row {i}") for i, row in enumerate(rows, 1)]
 
 
 def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
@@ -262,7 +231,7 @@ def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
     return column_of
 
 
-def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: str) -> Task:
+def _make_task(row: Row, columns: Mapping[Column, str], place: str) -> Task:
     values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = get_nested(row, column, _MISSING)
@@ -274,8 +243,6 @@ def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, pla
     texts = {role: _read_text(values.get(role), role, columns, place) for role in _TEXTS}
     messages, question = read_messages(values["question"], columns["question"], place)
     answers, reasoning = _read_answers(values.get("answers"), columns.get("answers", ""), place)
-    if aliases is not None:
-        answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
     return Task(
         id=texts["id"],
         question=f"{texts['context']}\n\n{question}" if texts["context"] else question,
@@ -284,6 +251,7 @@ def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, pla
         solution=texts["solution"] or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
+        columns=row,
     )
 
 

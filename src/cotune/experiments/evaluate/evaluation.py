@@ -23,7 +23,6 @@ from cotune.experiments.evaluate.questions import (
 )
 from cotune.policy.policy_files import check_whole
 from cotune.rewards.functions import AnswerReward
-from cotune.rewards.qa import REWARDS, Reward, exact_match
 from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
@@ -48,15 +47,15 @@ _OTHER_DATA = (
 )
 
 
-def metric_functions(f1: Reward) -> dict[str, Values]:
-    """Return the functions of `METRICS`; `f1` is the data set's scorer.
+def metric_functions() -> dict[str, Values]:
+    """Return the functions of `METRICS`.
 
     `boxed` reads the last box of the policy's own text; a reference answer may be a text with a box.
     """
     return {
         "reward": lambda ts: [t.reward for t in ts],
-        "exact_match": lambda ts: [exact_match(t.answer, t.task.answers) for t in ts],
-        "f1": lambda ts: [f1(t.answer, t.task.answers) for t in ts],
+        "exact_match": AnswerReward("exact_match"),
+        "f1": AnswerReward("f1_squad"),
         "boxed": AnswerReward("boxed"),
     }
 
@@ -121,7 +120,7 @@ def score(
             questions.environment, policy.codec, prompt.instruction, policy.settings.limits,
             [questions.name], strategy="static",
         )  # fmt: skip
-    functions = metric_functions(REWARDS[questions.f1])
+    functions = metric_functions()
     values_of = {name: functions[name] for name in metrics}
     measured = {
         prompts[name]: rewards for name, rewards in (greedy_rewards or {}).items() if rewards

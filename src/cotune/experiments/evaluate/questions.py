@@ -57,7 +57,6 @@ class QuestionSet:
         source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
         tasks: the first of the questions, which are evaluated.
-        f1: the F1 scorer, a name in `cotune.rewards.qa.REWARDS`.
     """
 
     name: str
@@ -66,7 +65,6 @@ class QuestionSet:
     environment: Environment
     rewards: RewardFunctions | None
     tasks: Sequence[Task]
-    f1: str = "f1_squad"
 
 
 def question_sets(
@@ -158,9 +156,7 @@ def _benchmark_set(
         boxed = isinstance(environment, MathEnvironment) and benchmark.hub
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
         check_columns(rewards, benchmark_environment, [name])
-    return QuestionSet(
-        name, benchmark.title, source, benchmark_environment, rewards, tasks, benchmark.f1
-    )
+    return QuestionSet(name, benchmark.title, source, benchmark_environment, rewards, tasks)
 
 
 def is_boxed(environment: Environment) -> bool:
