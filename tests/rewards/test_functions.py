@@ -128,8 +128,6 @@ def test_what_trl_gives_besides() -> None:
     results = functions([rollout(0, ("abcd",)), rollout(1, ("ab",))], environment())
     assert [(t.reward, t.extra["seen"]) for t in results] == [(7.0, "abcd"), (7.0, "ab")]
     assert [t.logged for t in results] == [{"length": 3.0}] * 2
-    text = error_of(lambda log_extra: log_extra("seen", ["a"]))
-    assert "lambda raised ValueError: log_extra('seen', …) has 1 values; expected 2" in text
 
 
 # ---- feedback
@@ -158,9 +156,7 @@ def test_a_text_beside_a_value_is_feedback() -> None:
 # ---- kinds of functions
 
 
-def test_a_function_that_returns_none_is_left_out_of_that_sum(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_function_that_returns_none_is_left_out_of_that_sum() -> None:
     def even(completions: list[str], level: list[int]) -> list[Any]:
         return [1.0 if n % 2 == 0 else None for n in level]
 
@@ -168,15 +164,11 @@ def test_a_function_that_returns_none_is_left_out_of_that_sum(
         return [(0.5, "small") if n < 2 else (None, "large") for n in level]
 
     functions = RewardFunctions([weighted(even, 2.0), small])
-    rows = [rollout(n, columns={"level": n}) for n in range(4)]
-    functions(rows, environment())
-    results = functions(rows, environment())  # the warning comes once
+    results = functions([rollout(n, columns={"level": n}) for n in range(4)], environment())
     assert [t.reward for t in results] == [2.5, 0.5, 2.0, 0.0]
     assert [dict(t.parts) for t in results[1:]] == [{"small": 0.5}, {"even": 1.0}, {}]
     assert [t.scored for t in results] == [True, True, True, False]
     assert [t.feedback for t in results] == ["small: small"] * 2 + ["small: large"] * 2
-    (warning,) = caplog.messages
-    assert "every function returned None for a rollout of task t3" in warning
 
 
 class Length:
@@ -391,11 +383,9 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
-        (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
+        ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, boxed"]),
         (None, ["rewards: there are none"]),
-        (torch.nn.Linear(1, 1), ["Linear is no function", "wrap a class or a model in a function"]),
-        ("math:pi", ["math:pi is no function"]),
+        ("math:pi", ["float is no function"]),
     ],
 )
 def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:

@@ -379,7 +379,9 @@ def _read_key(variable: str | None) -> str | None:
         )
     # A line break would be quoted, with the key, by the HTTP library's error.
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"environment variable {variable} holds no API key: change llm.api_key_env")
+        raise ConfigError(
+            f"environment variable {variable} holds no API key: change llm.api_key_env"
+        )
     return key
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,7 +40,6 @@ BUILT_IN = (*REWARDS, "boxed")
 _LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
-_log = logging.getLogger("cotune")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +150,7 @@ class RewardFunctions:
         trainer_state: passed to functions; the trainer's own state if there is a trainer.
 
     Raises:
-        ConfigError: no function, something that is not a function, a weight that is not finite, or a reference that
-            cannot be imported.
+        ConfigError: no function, something that is not a function, or a reference that cannot be imported.
     """
 
     def __init__(self, functions: Sequence[RewardFunction | str | WeightedReward]) -> None:
@@ -165,7 +162,6 @@ class RewardFunctions:
             loaded = _load(function if is_weighted else WeightedReward(function=function))
             self._functions.append(replace(loaded, name=self._free_name(loaded.name)))
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
-        self._warned = False
 
     @property
     def measure(self) -> str:
@@ -213,14 +209,6 @@ class RewardFunctions:
                     scored=bool(parts),
                 )
             )
-        unscored = next((t.task.id for t in results if not t.scored), None)
-        if unscored is not None and not self._warned:
-            self._warned = True
-            _log.warning(
-                "rewards: every function returned None for a rollout of task %s, which is not trained on; "
-                "return a number from at least one of them",
-                unscored,
-            )
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
@@ -266,10 +254,6 @@ class RewardFunctions:
         """Return the results of the functions, by name; async ones run together, beside the others."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
-            if len(values) != len(trajectories):
-                raise ValueError(
-                    f"log_extra({column!r}, …) has {len(values)} values; expected {len(trajectories)}"
-                )
             extra[column] = values
 
         def log_metric(name: str, value: float) -> None:
@@ -332,21 +316,13 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
 def _load(reward: WeightedReward) -> _Loaded:
     """Load and check a function with its weight."""
     function = reward.function
-    label = function if isinstance(function, str) else _name_of(function)
     if isinstance(function, str):
         function = load_reward(function)
-    is_module = hasattr(function, "named_parameters")
-    if not callable(function) or isinstance(function, type) or is_module:
+    if not callable(function):
         raise ConfigError(
-            f"rewards: {label} is no function; expected a function or a callable object: wrap a class or a "
-            "model in a function that takes completions and gives a number for each"
+            f"rewards: {_name_of(function)} is no function; expected a function or a callable object"
         )
-    weight = finite(reward.weight)
-    if weight is None:
-        raise ConfigError(
-            f"rewards: the weight of {label} is {reward.weight!r}; expected a finite number"
-        )
-    return _Loaded(_name_of(function), function, weight, reward.messages)
+    return _Loaded(_name_of(function), function, reward.weight, reward.messages)
 
 
 def _list_arguments(
