@@ -52,7 +52,6 @@ def test_rows_of_every_kind_are_the_same() -> None:
         (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream"),
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
-        ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "'type': 'image'.*and only text"),

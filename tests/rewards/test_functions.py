@@ -256,10 +256,10 @@ def test_no_rollouts_call_nothing() -> None:
     ("values", "said"),
     [
         ([1.0], ["f returned [1.0]; expected a list of 2 numbers, one for each completion"]),
-        ([float("nan"), 1.0], ["f returned nan for task t0", "number below 1e+15, None where"]),
+        ([float("nan"), 1.0], ["f returned nan for task t0", "a finite number, None where"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
         ([1j, 0], ["f returned 1j for task t0"]),
-        ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a number", "or a pair"]),
+        ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"]),
         ((0.0, "why"), ["f returned 'why' for task t1"]),
         (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
         ("ab", ["f returned 'ab'; expected a list"]),
@@ -343,10 +343,6 @@ def unshowable(completions: list[str]) -> list[float]:
     raise Unshowable
 
 
-def gives_too_much(completions: list[str]) -> list[float]:
-    return [1e308] * len(completions)
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -354,7 +350,6 @@ def gives_too_much(completions: list[str]) -> list[float]:
         (cancels, "cancels raised CancelledError:"),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
         (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
-        (gives_too_much, "gives_too_much returned 1e+308 for task t0; expected a number below 1e+15"),
         (lambda completions: [Unshowable()], "lambda returned a value that cannot be shown"),
         (lambda completions: [10**400], "lambda returned 1000"),
     ],

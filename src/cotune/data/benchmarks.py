@@ -69,16 +69,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 
 def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
-    """Parse `NAME` or `NAME=PATH` into the benchmark and its file. ConfigError: no such name, or no path after "="."""
+    """Parse `NAME` or `NAME=PATH` into the benchmark and its file. ConfigError: no such name."""
     name, equals, path = text.partition("=")
     benchmark = BENCHMARKS.get(name.strip().lower())
     if benchmark is None:
         raise ConfigError(
             f"--benchmark is {shorten(text)}; expected NAME or NAME=PATH, with a NAME of {', '.join(BENCHMARKS)}"
-        )
-    if equals and not path.strip():
-        raise ConfigError(
-            f"--benchmark {benchmark.name}: no path after '='; name a file, or drop '='"
         )
     return benchmark, Path(path.strip()) if equals else None
 

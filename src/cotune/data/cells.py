@@ -46,7 +46,8 @@ def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
 
     A text, finite number or boolean, or a list of them without blank ones, holds answers.
     """
-    members = cells_of(value)
+    value = plain_value(value)
+    members = cast("list[object]", value) if isinstance(value, list) else [value]
     if any(isinstance(member, list | Mapping) for member in members):
         return (), ""
     answers: list[str] = []
@@ -57,12 +58,6 @@ def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
         if final and not reasoning:
             reasoning = text
     return tuple(answers), reasoning
-
-
-def cells_of(value: Any) -> list[object]:
-    """Return the members of a list or array; anything else alone."""
-    members = plain_value(value)
-    return cast("list[object]", members) if isinstance(members, list) else [members]
 
 
 def read_messages(

@@ -4,17 +4,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from cotune.data.cells import (
     ANSWER_COLUMNS,
-    cells_of,
     get_nested,
     list_names,
     plain_text,
-    plain_value,
     read_messages,
     reference_answers,
 )
@@ -22,8 +20,7 @@ from cotune.data.rows import Row, Rows, check_rows, file_rows, hub_rows
 from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
-from cotune.utils.text import shorten
-from cotune.utils.validation import Model, describe
+from cotune.utils.validation import Model
 
 Column = Literal["question", "context", "answers", "solution", "stratum", "id"]
 Columns = Mapping[Column, str | None]
@@ -54,10 +51,10 @@ class DatasetConfig(Model):
     """The hub data set's configuration."""
     split: str = "train"
     """The hub data set's split that is trained on; a file is one split."""
-    validation: int | Path = Field(default=100)
+    validation: int | Path = 100
     """Number of questions held out of the training data for choosing the best policy (by a hash of their text, at most
     a tenth of all; 0 with `evaluation.every: 0`); or another file; or another split of a hub data set."""
-    test: int | Path = Field(default=200)
+    test: int | Path = 200
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
     """The column of each role, where it is not one of the usual (docs/how-to/data.md); null reads none. A dot
@@ -69,30 +66,17 @@ class DatasetConfig(Model):
     """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
     count. Otherwise such a question is an error."""
 
-    @field_validator("validation", "test", mode="before")
-    @classmethod
-    def _check_held_out(cls, value: Any, info: ValidationInfo) -> Any:
-        least = 0 if info.field_name == "validation" else 1
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        if is_count or isinstance(value, str | Path):
-            return value
-        raise ValueError(
-            f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, {least} or "
-            "more, a file, or a split of the hub's data set"
-        )
-
     @model_validator(mode="after")
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):
             fields = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {fields}; expected one of them")
-        if self.path is not None and (self.subset is not None or self.split != "train"):
-            raise ValueError(
-                f"dataset.{'split' if self.subset is None else 'subset'} is for a data set of the hub (name), "
-                "but path is set; remove one"
-            )
-        if "question" in self.columns and self.columns["question"] is None:
-            raise ValueError("dataset.columns.question is null; expected the questions' column")
+        for split, least in (("validation", 0), ("test", 1)):
+            count = getattr(self, split)
+            if isinstance(count, int) and count < least:
+                raise ValueError(
+                    f"dataset.{split} is {count}; expected {least} questions or more, a file, or a split of the hub"
+                )
         return self
 
 
@@ -127,7 +111,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 def tasks_from(
     dataset: Rows,
     *,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Columns | None = None,
     validation: "int | Rows" = 0,
     test: "int | Rows" = 0,
 ) -> dict[str, list[Task]]:
@@ -137,25 +121,20 @@ def tasks_from(
 
     Args:
         dataset: training rows: a `datasets.Dataset`, or mappings of a column to its value.
-        columns: the column of each role, as in a run file's `dataset.columns`.
+        columns: the column of each role, as in a run file's `dataset.columns`; null reads none.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: the same, at most a fifth.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
     """
-    try:
-        # The section requires a path; it is not read.
-        config = DatasetConfig(path=Path("dataset"), columns=cast(Any, dict(columns or {})))
-    except ValidationError as error:
-        raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:
         source = "dataset" if split == "train" else f"dataset.{split}"
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, config.columns)
+    return _by_split(sources, read, columns or {})
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
@@ -240,9 +219,9 @@ def _make_task(row: Row, columns: Mapping[Column, str], place: str) -> Task:
                 f'{place}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    texts = {role: _read_text(values.get(role), role, columns, place) for role in _TEXTS}
+    texts = {role: plain_text(values.get(role)) for role in _TEXTS}
     messages, question = read_messages(values["question"], columns["question"], place)
-    answers, reasoning = _read_answers(values.get("answers"), columns.get("answers", ""), place)
+    answers, reasoning = reference_answers(values.get("answers"))
     return Task(
         id=texts["id"],
         question=f"{texts['context']}\n\n{question}" if texts["context"] else question,
@@ -253,25 +232,3 @@ def _make_task(row: Row, columns: Mapping[Column, str], place: str) -> Task:
         chat=isinstance(values["question"], list),
         columns=row,
     )
-
-
-def _read_answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
-    """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
-    answers, reasoning = reference_answers(value)
-    if answers or all(member is None or isinstance(member, str) for member in cells_of(value)):
-        return answers, reasoning
-    raise ConfigError(
-        f'{place}: "{column}" is {shorten(plain_value(value))}; expected text, a number, true or false, a list of '
-        f"them, or null: name another column in dataset.columns.answers, or a field below it ({column}.…)"
-    )
-
-
-def _read_text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -> str:
-    """Return a text or number as text; "" if there is none."""
-    text = plain_text(value)
-    if not text and value is not None and not isinstance(value, str):
-        raise ConfigError(
-            f'{place}: "{columns[role]}" is {shorten(value)}; expected text, or name another column in '
-            f"dataset.columns.{role}"
-        )
-    return text

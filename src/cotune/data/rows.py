@@ -77,12 +77,7 @@ def check_rows(rows: Rows, source: str) -> list[Row]:
             f"{source}: is a {type(rows).__name__} of {', '.join(map(str, list(rows)[:5]))}; expected "
             "rows: give one split of it (data['train'])"
         )
-    try:
-        mappings = list(rows)
-    except TypeError:
-        raise ConfigError(
-            f"{source}: is {shorten(rows)}; expected a datasets.Dataset, or a list of mappings"
-        ) from None
+    mappings = list(rows)
     for i, row in enumerate(mappings, 1):
         if not isinstance(row, Mapping):
             raise ConfigError(

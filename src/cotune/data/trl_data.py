@@ -47,12 +47,6 @@ def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[s
     for i, row in enumerate(rows, 1):
         if "prompt" in row or needs_prompt:
             _check_prompt(row, f"{name}, row {i}")
-    chats = [not isinstance(row["prompt"], str) for row in rows if "prompt" in row]
-    if len(set(chats)) > 1:
-        raise ConfigError(
-            f"{name} has texts and chat messages ({sum(chats)} of {len(chats)}) as prompts; expected "
-            "one form: write every prompt as messages, [{'role': 'user', 'content': …}]"
-        )
     return rows
 
 

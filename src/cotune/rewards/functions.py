@@ -36,8 +36,6 @@ ARGUMENTS = (
 BUILT_IN = (*REWARDS, "boxed")
 """Names of the rewards that compare a rollout's answer with its task's."""
 
-# The squares of larger rewards overflow in the trainer's 32-bit floats.
-_LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 
@@ -90,11 +88,7 @@ class _Loaded:
 
     @functools.cached_property
     def parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):
-            # Some built-in callables have no signature; they get every argument.
-            return [inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)]
+        return list(inspect.signature(self.function).parameters.values())
 
     def select(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the function accepts: all, if it has **kwargs."""
@@ -182,7 +176,7 @@ class RewardFunctions:
         """Return the rollouts with their rewards; see `protocols.Rewards`.
 
         Raises:
-            ConfigError: a function raises, or does not return a number below 1e15 for each rollout.
+            ConfigError: a function raises, or does not return a finite number for each rollout.
         """
         if not trajectories:
             return []
@@ -412,9 +406,9 @@ def _read_score(name: str, value: Any, id: str) -> Scored:
         if len(pair) == 2 and isinstance(pair[1], str):
             score, feedback = pair
     number = finite(score)
-    if score is not None and (number is None or abs(number) > _LARGEST):
+    if score is not None and number is None:
         raise ConfigError(
-            f"rewards: {name} returned {shorten(value)} for task {id}; expected a number below {_LARGEST:g}, None "
+            f"rewards: {name} returned {shorten(value)} for task {id}; expected a finite number, None "
             "where it does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
