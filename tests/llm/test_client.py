@@ -429,8 +429,7 @@ SECRET = "sk-" + "a1B2" * 8
         (LLMError(f"401 for {SECRET}"), LLMError, "401 for ***"),
         (BudgetError("no more"), BudgetError, "no more"),
         (ConfigError("correct it"), ConfigError, "correct it"),
-        (None, LLMError, "Own.complete(prompt) returned no text"),
-        ({}, ConfigError, "llm: Own.complete(prompt) returned dict; expected a text or"),
+        (None, LLMError, "Own.complete(prompt) returned NoneType; expected a text or"),
     ],
 )
 def test_what_an_llm_object_raises_is_settled(

@@ -1,7 +1,7 @@
 """Rows of a data set in TRL's form, `prompt` and any other columns, and the tasks that they make."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cotune.data.cells import (
@@ -35,7 +35,6 @@ def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[s
         ConfigError: several splits at once, a stream, no rows, images, or a
             prompt that is missing or neither text nor chat messages; names the row, from 1.
     """
-    _refuse_images(getattr(dataset, "column_names", None) or (), name)
     if hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"{name} is a stream; expected a datasets.Dataset or a list of rows, such as list(data.take(1000))"
@@ -43,7 +42,11 @@ def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[s
     rows = [dict(row) for row in check_rows(dataset, name)]
     if not rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
-    _refuse_images(rows[0], name)
+    if images := [column for column in rows[0] if column in _IMAGE_COLUMNS]:
+        raise ConfigError(
+            f"{name} has the column {images[0]}; expected only text, which is all that cotune trains "
+            "on: remove the column, or use trl.GRPOTrainer"
+        )
     for i, row in enumerate(rows, 1):
         if "prompt" in row or needs_prompt:
             _check_prompt(row, f"{name}, row {i}")
@@ -65,14 +68,6 @@ def _check_prompt(row: dict[str, Any], place: str) -> None:
     elif not isinstance(prompt, str):
         raise ConfigError(
             f"{place}: the prompt is {shorten(cast(object, prompt))}; expected text or messages"
-        )
-
-
-def _refuse_images(columns: Iterable[str], name: str) -> None:
-    if images := [column for column in columns if column in _IMAGE_COLUMNS]:
-        raise ConfigError(
-            f"{name} has the column {images[0]}; expected only text, which is all that cotune trains "
-            "on: remove the column, or use trl.GRPOTrainer"
         )
 
 

@@ -1,6 +1,6 @@
 """Metered LLMs that propose instructions: an OpenAI-compatible endpoint, and any other LLM.
 
-The key is removed from errors, and from replies unless it is too short to be a secret.
+The key is removed from errors and replies, unless it is too short to be a secret.
 """
 
 import json
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 _SHOWN_CHARACTERS = 300
-_SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
+_SHORTEST_SECRET = (
+    8  # characters: a placeholder for a key, such as "none", may be a word of a reply
+)
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 # Reasons for the end of a reply that is not whole. Any other is an endpoint's own word for "stop": such a reply
@@ -165,7 +167,7 @@ class OpenAIClient:
         # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
         headers = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
         values = [line.partition(":")[2].strip() for line in headers]
-        self._secrets = [value for value in (self._key, *values) if value]
+        self._secrets = [v for v in (self._key, *values) if v and len(v) >= _SHORTEST_SECRET]
 
     def complete(self, prompt: str) -> Completion:
         """Return the model's reply to one user message; see `protocols.LLM`."""
@@ -214,11 +216,8 @@ class OpenAIClient:
         except openai.OpenAIError as error:
             return Outcome(usage=(0, 0), error=self._describe_failure(error), replied=False)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"))
-        return replace(
-            outcome,
-            text=self._hide(outcome.text, _SHORTEST_SECRET),
-            error=_shorten(self._hide(outcome.error)),
-        )
+        error = _shorten(self._hide(outcome.error))
+        return replace(outcome, text=self._hide(outcome.text), error=error)
 
     def _describe_failure(self, error: Exception) -> str:
         """Describe in a line why no reply came, with the run-file fields to check."""
@@ -252,11 +251,9 @@ class OpenAIClient:
                 "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, or for SOCKS pip install 'httpx[socks]'"
             ) from None
 
-    def _hide(self, text: str, shortest: int = 1) -> str:
-        """Hide secrets of at least `shortest` characters: a reply may hold a placeholder such as "none" as a word."""
+    def _hide(self, text: str) -> str:
         for secret in self._secrets:
-            if len(secret) >= shortest:
-                text = text.replace(secret, "***")
+            text = text.replace(secret, "***")
         return text
 
 
@@ -299,13 +296,17 @@ class MeteredLLM:
         completion = Completion("")
         failure = "interrupted"
         try:
-            completion = _as_completion(self._llm.complete(prompt), self._model)
+            reply: object = self._llm.complete(prompt)
+            if not isinstance(reply, str | Completion):
+                raise LLMError(
+                    f"{self._model}.complete(prompt) returned {type(reply).__name__}; expected a text or "
+                    "cotune.Completion(text, prompt_tokens, completion_tokens)"
+                )
+            completion = Completion(reply) if isinstance(reply, str) else reply
             failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
-            text = message_of(error)
-            if not (text and isinstance(error, CotuneError)):
-                text = f"{type(error).__name__}: {text}"
-            failure = one_line(hide_secrets(text))
+            kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
+            failure = one_line(hide_secrets(kind + message_of(error)))
             if isinstance(error, CotuneError) and not isinstance(error, LLMError):
                 raise
             raise LLMError(failure) from error
@@ -318,20 +319,6 @@ class MeteredLLM:
                 seconds=time.monotonic() - begun,
             )
         return completion
-
-
-def _as_completion(reply: object, name: str) -> Completion:
-    """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
-    if isinstance(reply, str):
-        return Completion(reply)
-    if reply is None:
-        raise LLMError(f"{name}.complete(prompt) returned no text")  # as the content of a refusal
-    if not isinstance(reply, Completion):
-        raise ConfigError(
-            f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
-            "cotune.Completion(text, prompt_tokens, completion_tokens)"
-        )
-    return reply
 
 
 def parse_reply(body: str) -> Outcome:
