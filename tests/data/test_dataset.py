@@ -52,42 +52,19 @@ def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["question,answer", *cells]))
     expected = read(jsonl(tmp_path / "a.jsonl", rows))
     assert [len(tasks) for tasks in expected.values()] == [14, 2, 4]
-    others = [
-        jsonl(tmp_path / "lines.json", rows),
-        tmp_path / "list.json",
-        parquet(tmp_path / "a.parquet", rows),
-    ]
-    for path in others:
-        assert read(path) == expected, path.name
-    in_texts = read(
-        jsonl(tmp_path / "b.jsonl", [{**row, "answer": str(row["answer"])} for row in rows])
-    )
-    assert read(tmp_path / "a.csv") == in_texts
-
-
-def test_reading_a_file_leaves_no_copy_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    file = parquet(tmp_path / "a.parquet", questions(10))
-    before = sorted(tmp_path.rglob("*"))
-    read(file)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert read(jsonl(tmp_path / "lines.json", rows)) == expected
+    assert read(tmp_path / "list.json") == expected
+    assert read(parquet(tmp_path / "a.parquet", rows)) == expected
+    in_texts = [{**row, "answer": str(row["answer"])} for row in rows]
+    assert read(tmp_path / "a.csv") == read(jsonl(tmp_path / "b.jsonl", in_texts))
 
 
 def test_cells_of_a_csv_are_texts_and_a_picture_is_not_decoded(tmp_path: Path) -> None:
-    lines = [
-        "question,answer,level",
-        "Q?,NA,",
-        "R?,007,1.50",
-        *(f"{i}?,{i},1" for i in range(12)),
-    ]
+    lines = ["question,answer,level", *(f"{i}?,007,1.50" for i in range(12)), "Q?,NA,"]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     columns = {t.question: t.columns for t in all_of(read(tmp_path / "a.csv"))}
     assert columns["Q?"] == {"question": "Q?", "answer": "NA", "level": None}
-    assert columns["R?"] == {"question": "R?", "answer": "007", "level": "1.50"}
-    assert len(columns) == 14
+    assert columns["3?"] == {"question": "3?", "answer": "007", "level": "1.50"}
     features = Features({"question": Value("string"), "picture": Image(decode=True)})
     picture = {"bytes": b"no image", "path": None}
     rows = [{"question": f"q{i}", "picture": picture} for i in range(10)]
@@ -141,18 +118,11 @@ def test_a_hub_data_set_and_its_splits(cloned: Path) -> None:
     assert len(all_of(part)) == 10
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"split": "training"}, ["dataset.name: cannot load split 'training'", "name its files"]),
-        ({"name": "nobody/nothing"}, ["'nobody/nothing'", "OfflineMode"]),
-    ],
-)
-def test_a_hub_data_set_that_cannot_be_had(
-    cloned: Path, fields: dict[str, Any], said: list[str]
-) -> None:
-    with raises_line(*said):
-        read_dataset(DatasetConfig.model_validate({"name": str(cloned)} | fields))
+def test_a_hub_data_set_that_cannot_be_had(cloned: Path) -> None:
+    with raises_line("dataset.name: cannot load split 'training'", "name its files"):
+        read_dataset(DatasetConfig(name=str(cloned), split="training"))
+    with raises_line("'nobody/nothing'", "OfflineMode"):
+        read_dataset(DatasetConfig(name="nobody/nothing"))
 
 
 # ---- columns
@@ -217,10 +187,7 @@ def test_columns_that_are_named_nested_or_not_to_be_read() -> None:
     assert [task.columns["hard"] for task in tasks] == [True, None]
 
 
-def test_numbers_of_numpy_and_a_data_set_in_its_own_format() -> None:
-    rows = [{"id": np.int64(i), "question": f"q{i}", "answer": np.bool_(i % 2)} for i in range(2)]
-    tasks = tasks_from(rows)["train"]
-    assert [(t.id, t.answers) for t in tasks] == [("0", ("False",)), ("1", ("True",))]
+def test_a_data_set_in_its_own_format() -> None:
     data = Dataset.from_list([{"id": 7, "question": "2 + 2", "answers": [1, 2], "weights": [0.5]}])
     asked = data.with_transform(
         lambda rows: {**rows, "question": [f"Add {q}" for q in rows["question"]]}
@@ -262,7 +229,6 @@ def test_chat_messages() -> None:
         ({"prompt": [{"role": "tool", "content": "x"}]}, ["message 0", "of role 'tool'"]),
         ({"prompt": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, ["message 0", "or a tool call"]),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]}, ["message 0", "'type': 'image'", "only text"]),
-        ({"prompt": ["Who?"]}, ["message 0", "'Who?'", "{role: …, content: …}"]),
         ({"prompt": 3}, ['"prompt" is 3', "or chat messages"]),
     ],
 )  # fmt: skip
@@ -315,28 +281,24 @@ def ids(tasks: Sequence[Task]) -> set[str]:
     return {task.question for task in tasks}
 
 
-def test_what_is_held_out_depends_on_the_questions_alone(tmp_path: Path) -> None:
-    # Not on their order.
+def test_what_is_held_out_depends_on_the_questions_alone() -> None:
     rows = questions(400)
-    before = read(jsonl(tmp_path / "a.jsonl", rows), validation=20, test=40)
-    random.Random(0).shuffle(rows)
-    after = read(jsonl(tmp_path / "b.jsonl", rows), validation=20, test=40)
-    for split, found in before.items():
-        assert ids(after[split]) == ids(found)
-    assert [t.question for t in after["train"]] == [
-        row["question"] for row in rows if row["question"] in ids(after["train"])
-    ]
+    before = tasks_from(rows, validation=20, test=40)
+    # Not on their order.
+    shuffled = random.Random(0).sample(rows, len(rows))
+    after = tasks_from(shuffled, validation=20, test=40)
+    assert {split: ids(after[split]) for split in SPLITS} == {s: ids(before[s]) for s in SPLITS}
+    in_order = [row["question"] for row in shuffled if row["question"] in ids(after["train"])]
+    assert [task.question for task in after["train"]] == in_order
     # It changes little with more rows.
-    before = read(jsonl(tmp_path / "a.jsonl", questions(400)), test=40, validation=20)
-    after = read(jsonl(tmp_path / "b.jsonl", questions(440)), test=40, validation=20)
+    after = tasks_from(questions(440), validation=20, test=40)
     for split in ("test", "validation"):
         assert len(ids(after[split]) & ids(before[split])) >= 0.8 * len(before[split])
         # Nothing that was trained on is held out now.
         assert not ids(after[split]) & ids(before["train"])
     # How much of one split is held out does not change the other.
-    file = jsonl(tmp_path / "a.jsonl", questions(100))
-    few = read(file, test=10, validation=1)
-    many = read(file, test=10, validation=10)
+    few = tasks_from(questions(100), validation=1, test=10)
+    many = tasks_from(questions(100), validation=10, test=10)
     assert many["test"] == few["test"]
     assert ids(few["validation"]) < ids(many["validation"])
 

@@ -71,8 +71,6 @@ def test_every_row_is_a_task_with_all_its_columns() -> None:
     assert tasks_of(rows[1:], "train", S)[0].id == tasks[1].id  # whatever stands before it
     assert {task.question for task in tasks} == {"What is 0+1?"}
     assert all(task.chat for task in tasks)
-    odd = {"prompt": "?", "by": {1: "x", "2": "y", (3, 4): "z"}}
-    assert tasks_of([odd], "train", "")[0].id
 
 
 @pytest.mark.parametrize(
@@ -106,18 +104,14 @@ def placed(
         (lambda i: [system(S), user(f"{i}?")], None, True, (S, S)),
         (lambda i: [system(S), user(f"{i}?")], None, False, (S, S)),
         (lambda _: [user("Play.\n")], None, True, ("Play.", "Play.")),
-        (lambda _: "Play.", None, True, ("Play.", "Play.")),
         # An instruction that all prompts have stands there, one that none has is added.
         (lambda i: [user(f"{S}\n\n{i}?")], S, True, (S, S)),
         (lambda i: [user(f"{S}\n\n{i}?")], f"\n{S}\n\n", True, (S, S)),
-        (lambda i: [system(f"Persona {i}. {S} Be nice."), user(f"{i}?")], S, True, (S, S)),
-        (lambda i: f"{S}\nQ: {i}", S, True, (S, S)),
         (lambda i: [user(f"{i}?")], S, True, (S, "")),
         (lambda i: [system(f"Persona {i}"), user("?")], S, True, (S, "")),
         # The policy's own words are no place for an instruction.
         (lambda i: [user(f"{i}"), {"role": "assistant", "content": S}], S, True, (S, "")),
         # Without one, prompts stay as they are.
-        (lambda i: [user(f"{i}?")], None, False, ("", "")),
         (lambda i: [system(f"Persona {i}"), user("?")], None, False, ("", "")),
     ],
 )

@@ -4,8 +4,8 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,42 +32,39 @@ COST = 0.00032
 
 @dataclass
 class Canned:
-    """One reply; `send` replaces it by code that writes to the connection itself."""
+    """One reply."""
 
     body: bytes = b""
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    send: Callable[[BaseHTTPRequestHandler, threading.Event], None] | None = None
 
 
 @dataclass
 class Request:
-    path: str
     headers: dict[str, str]
     body: bytes
 
 
 class Server:
-    """Plays canned replies in order, then 500; keeps what it was sent."""
+    """Plays canned replies in order, never answers at None, then sends 500; keeps what it was sent."""
 
     def __init__(self) -> None:
-        self.replies: list[Canned] = []
+        self.replies: list[Canned | None] = []
         self.requests: list[Request] = []
         self.over = threading.Event()
         self.url = ""
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
+        assert request.path == "/v1/chat/completions"
         body = request.rfile.read(int(request.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.requests.append(Request(request.path, headers, body))
+        self.requests.append(Request(headers, body))
         index = len(self.requests) - 1
         reply = self.replies[index] if index < len(self.replies) else Canned(status=500)
-        if reply.send is not None:
-            reply.send(request, self.over)
+        if reply is None:
+            self.over.wait()
             return
         request.send_response(reply.status)
-        for name, value in reply.headers.items():
-            request.send_header(name, value)
+        request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(reply.body)))
         request.send_header("Retry-After-Ms", "1")
         request.end_headers()
@@ -116,7 +113,7 @@ def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object
         usage = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
     if usage is not None:
         reply["usage"] = usage
-    return Canned(json.dumps(reply).encode(), headers={"Content-Type": "application/json"})
+    return Canned(json.dumps(reply).encode())
 
 
 EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
@@ -140,7 +137,6 @@ def test_a_reply_is_returned_and_entered(
     b = bench(server, **changes)
     assert b.client.complete(PROMPT) == Completion("a proposal", 60, 25)
     (request,) = server.requests
-    assert request.path == "/v1/chat/completions"
     messages = [{"role": "user", "content": PROMPT}]
     assert json.loads(request.body) == {"model": "m", "messages": messages, **sent}
     (row,) = b.record.read_costs()
@@ -156,16 +152,12 @@ def test_a_reply_is_returned_and_entered(
 def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     server: Server, reason: object, truncated: bool
 ) -> None:
-    server.replies = [chat(finish_reason=reason)]
+    server.replies = [chat(finish_reason="content_filter"), chat(finish_reason=reason)]
     expected = Completion("a proposal", 60, 25, truncated=truncated)
-    assert bench(server).client.complete(PROMPT) == expected
-
-
-def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server) -> None:
-    server.replies = [chat(finish_reason="content_filter")] * 2
-    with pytest.raises(LLMError, match=r"not whole \(finish_reason 'content_filter'\)"):
-        bench(server, retries=1).client.complete(PROMPT)
-    assert len(server.requests) == 2
+    b = bench(server)
+    assert b.client.complete(PROMPT) == expected
+    failed, _ = b.record.read_costs()
+    assert failed.error == "the reply is not whole (finish_reason 'content_filter')"
 
 
 def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> None:
@@ -226,10 +218,7 @@ def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
 
 
 def test_a_stalled_server_times_out(server: Server) -> None:
-    def stall(_: BaseHTTPRequestHandler, over: threading.Event) -> None:
-        over.wait()
-
-    server.replies = [Canned(send=stall)]
+    server.replies = [None]
     b = bench(server, timeout_s=0.3, retries=0)
     with pytest.raises(LLMError, match=r"1 attempt\(s\) of llm\.timeout_s, 0\.3 s"):
         b.client.complete(PROMPT)
@@ -268,21 +257,18 @@ def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:
 
 
 def test_no_call_follows_once_the_budget_is_spent(server: Server) -> None:
-    server.replies = [chat(), chat(), chat()]
+    server.replies = [chat(), chat()]
     b = bench(server, budget=1.5 * COST)
     b.client.complete(PROMPT)
     b.client.complete(PROMPT)
     with pytest.raises(BudgetError, match=r"llm\.budget"):
         b.client.complete(PROMPT)
-    assert len(server.requests) == 2
     assert b.states() == ["done", "done"]
     # Nor is a reply asked for again.
-    server.replies = [*[chat()] * 2, Canned(b"garbage"), chat()]
-    again = bench(server, budget=WORST)
+    server.replies = [chat(), chat(), Canned(b"garbage"), chat()]
     with pytest.raises(BudgetError):
-        again.client.complete(PROMPT)
+        bench(server, budget=WORST).client.complete(PROMPT)
     assert len(server.requests) == 3
-    assert again.states() == ["failed"]
 
 
 def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
@@ -305,7 +291,6 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
         carriers = [name for name, value in request.headers.items() if KEY in value]
         assert carriers == ["authorization"]
         assert request.headers["authorization"] == f"Bearer {KEY}"
-        assert KEY not in request.path
         assert KEY.encode() not in request.body
     error: BaseException | None = caught.value
     assert KEY not in "".join(traceback.format_exception(caught.value))
@@ -319,11 +304,10 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-@pytest.mark.parametrize("key", ["none", "e", "1"])
 def test_a_placeholder_for_a_key_stays_in_replies(
-    server: Server, monkeypatch: pytest.MonkeyPatch, key: str
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLACEHOLDER", key)
+    monkeypatch.setenv("PLACEHOLDER", "none")
     server.replies = [chat("If there is none, say 1.")]
     reply = bench(server, api_key_env="PLACEHOLDER").client.complete(PROMPT)
     assert reply.text == "If there is none, say 1."
@@ -375,8 +359,6 @@ def test_a_variable_without_a_key_is_refused(
     [
         ({"model": " "}, "model is"),
         ({"base_url": "https://user:secret@host/v1"}, "base_url"),
-        ({"base_url": "https://host/v1?key=secret"}, "base_url"),
-        ({"api_key_env": "sk-secret"}, "api_key_env"),
         ({"api_key_env": "gsk_secret"}, "api_key_env"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
@@ -403,19 +385,12 @@ def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
     return MeteredLLM(Own(), record, "Own"), record
 
 
-@pytest.mark.parametrize(
-    ("reply", "completion"),
-    [
-        ("so", Completion("so")),
-        (Completion("x", 7, 3), Completion("x", 7, 3)),
-    ],
-)
-def test_an_llm_object_may_return_a_text_or_a_completion(reply: Any, completion: Any) -> None:
-    llm, record = asked_with(reply)
-    assert llm.complete("?") == completion
+def test_an_llm_object_may_return_a_text_or_a_completion() -> None:
+    assert asked_with("so")[0].complete("?") == Completion("so")
+    llm, record = asked_with(Completion("x", 7, 3))
+    assert llm.complete("?") == Completion("x", 7, 3)
     (row,) = record.read_costs()
-    assert (row.model, row.error, row.money) == ("Own", "", 0.0)
-    assert row.prompt_tokens == completion.prompt_tokens
+    assert (row.model, row.error, row.money, row.prompt_tokens) == ("Own", "", 0.0, 7)
 
 
 SECRET = "sk-" + "a1B2" * 8
@@ -427,7 +402,6 @@ SECRET = "sk-" + "a1B2" * 8
         (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
         (SystemExit("quota"), LLMError, "SystemExit: quota"),
         (LLMError(f"401 for {SECRET}"), LLMError, "401 for ***"),
-        (BudgetError("no more"), BudgetError, "no more"),
         (ConfigError("correct it"), ConfigError, "correct it"),
         (None, LLMError, "Own.complete(prompt) returned NoneType; expected a text or"),
     ],
@@ -467,17 +441,15 @@ JSON = st.recursive(
 )
 
 
-@given(content=JSON, usage=JSON)
-def test_a_reply_is_usable_exactly_when_it_has_text(content: object, usage: object) -> None:
+@given(reply=JSON, content=JSON, usage=JSON)
+def test_a_reply_is_usable_exactly_when_it_has_text(
+    reply: object, content: object, usage: object
+) -> None:
+    outcome = parse_reply(json.dumps(reply))
+    assert bool(outcome.error) != bool(outcome.text)
     body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage})
     outcome = parse_reply(body)
     usable = isinstance(content, str) and bool(content.strip())
     assert (outcome.error == "") == usable
     assert bool(outcome.text) == usable
     outcome.text.encode()
-
-
-@given(JSON)
-def test_no_json_breaks_the_parser(reply: object) -> None:
-    outcome = parse_reply(json.dumps(reply))
-    assert bool(outcome.error) != bool(outcome.text)

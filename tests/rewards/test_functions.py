@@ -258,25 +258,19 @@ def test_no_rollouts_call_nothing() -> None:
         ([1.0], ["f returned [1.0]; expected a list of 2 numbers, one for each completion"]),
         ([float("nan"), 1.0], ["f returned nan for task t0", "a finite number, None where"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
-        ([1j, 0], ["f returned 1j for task t0"]),
         ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"]),
         ((0.0, "why"), ["f returned 'why' for task t1"]),
-        (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
         ("ab", ["f returned 'ab'; expected a list"]),
-        (torch.tensor(1.0), ["expected a list of 2 numbers"]),
+        (torch.tensor(1.0), ["f returned 1.0; expected a list of 2 numbers"]),
     ],
 )  # fmt: skip
 def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
     def f(completions: list[str]) -> Any:
         return values
 
-    async def g(completions: list[str]) -> Any:
-        return values
-
     text = error_of(f)
     for part in said:
         assert part in text
-    assert error_of(g) == text.replace("f returned", "g returned")
 
 
 def test_columns_and_answers_that_the_data_lacks() -> None:
@@ -332,26 +326,12 @@ def generates(completions: list[str]) -> Iterator[float]:
     raise KeyError("late")
 
 
-class Unshowable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-    __repr__ = __str__
-
-
-def unshowable(completions: list[str]) -> list[float]:
-    raise Unshowable
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
-        (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
-        (lambda completions: [Unshowable()], "lambda returned a value that cannot be shown"),
-        (lambda completions: [10**400], "lambda returned 1000"),
     ],
 )  # fmt: skip
 def test_what_a_function_does_is_one_line(function: Any, said: str) -> None:
