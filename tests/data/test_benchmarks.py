@@ -49,19 +49,13 @@ def test_search_r1_parquet(tmp_path: Path) -> None:
         search_r1("hotpotqa", 0, "who wrote it?", ["Ann", "Ann B."]),
         search_r1("hotpotqa", 1, "Where is it?", ["Rome", " "]),
     ]
-    expected = [
+    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
+    assert [(t.id, t.question, t.answers) for t in tasks] == [
         ("hotpotqa-test_0", "who wrote it?", ("Ann", "Ann B.")),
         ("hotpotqa-test_1", "Where is it?", ("Rome",)),
     ]
-    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
-    assert [(t.id, t.question, t.answers) for t in tasks] == expected
     assert tasks[1].columns["reward_model"]["style"] == "rule"
     assert tasks[0].context == ()  # the question, not Search-R1's prompt around it
-    # Without its shorthands.
-    for row in rows:
-        del row["golden_answers"]
-    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
-    assert [(t.id, t.question, t.answers) for t in tasks] == expected
 
 
 AIME24 = {"id": 60, "problem": "Find $x$.", "solution": "It is \\boxed{204}.", "answer": "204",

@@ -127,8 +127,7 @@ def test_the_place_of_the_instruction(
         (lambda i: [user(f"{S * (i % 2)}{i}?")], S, "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none"),
         (lambda i: [system(f"Persona {i}"), user("?")], None, "4 different system messages, such as 'Persona 0' and 'Persona 1'; .*" r"INSPO\(instruction=…\)"),
         (lambda i: [system(S), user("?")][i % 2 :], None, "2 different system messages, such as 'You are a terse assistant.' and none"),
-        (lambda i: [user(f"What is {i}?")], None, r"share no system message; give one as method=cotune.INSPO\(instruction=…\)$"),
-        (lambda i: [user(f"What is {i}?")], " ", "INSPO evolves an instruction"),
+        (lambda i: [user(f"What is {i}?")], " ", r"share no system message; give one as method=cotune.INSPO\(instruction=…\)$"),
     ],
 )  # fmt: skip
 def test_data_without_one_instruction_is_refused(

@@ -341,7 +341,7 @@ def test_headers_of_a_gateway_are_sent_and_hidden(
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no"), ("sé", "holds no")],
+    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no")],
 )
 def test_a_variable_without_a_key_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch, value: str | None, match: str
@@ -428,16 +428,10 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
     assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"
 
 
+NAMES = st.sampled_from(["choices", "message", "content", "usage", "prompt_tokens"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda children: (
-        st.lists(children, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["choices", "message", "content", "usage", "prompt_tokens"]),
-            children,
-            max_size=4,
-        )
-    ),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(NAMES, parts, max_size=4),
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.rewards.qa import REWARDS, exact_match, f1_squad, normalize
+from cotune.rewards.qa import exact_match, f1_squad, normalize
 
 
 def official_normalize(s: str) -> str:
@@ -23,16 +23,6 @@ def official_normalize(s: str) -> str:
         return "".join(ch for ch in text if ch not in exclude)
 
     return white_space_fix(remove_articles(remove_punc(s.lower())))
-
-
-def search_r1_em_check(prediction: str, golden_answers: list[str]) -> float:
-    normalized_prediction = official_normalize(prediction)
-    score = 0
-    for golden_answer in golden_answers:
-        if official_normalize(golden_answer) == normalized_prediction:
-            score = 1
-            break
-    return score
 
 
 def squad2_compute_f1(a_gold: str, a_pred: str) -> float:
@@ -68,23 +58,9 @@ def test_normal_form_is_the_official_one(text: str):
 
 
 @given(TEXT, GOLDS)
-def test_exact_match_is_search_r1s(answer: str, golds: list[str]):
-    assert exact_match(answer, golds) == search_r1_em_check(answer, golds)
-
-
-@given(TEXT, GOLDS)
 def test_f1_is_squads(answer: str, golds: list[str]):
     official = max((squad2_compute_f1(gold, answer) for gold in golds), default=0)
     assert f1_squad(answer, golds) == official
-
-
-@given(st.none() | TEXT, GOLDS, st.sampled_from(sorted(REWARDS)))
-def test_scores_lie_between_0_and_1(answer: str | None, golds: list[str], name: str):
-    score = REWARDS[name](answer, golds)
-    assert isinstance(score, float)
-    assert 0.0 <= score <= 1.0
-    if answer is None or not golds:
-        assert score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -97,8 +73,10 @@ def test_scores_lie_between_0_and_1(answer: str | None, golds: list[str], name: 
         ("yes", ["yes it is"], 0, 0.5),
         ("the", ["an"], 1, 1),
         ("the-cat", ["cat"], 0, 0),
+        ("cat", [], 0, 0),
+        (None, ["cat"], 0, 0),
     ],
 )
-def test_by_hand(answer: str, golds: list[str], em: float, f1: float):
+def test_by_hand(answer: str | None, golds: list[str], em: float, f1: float):
     assert exact_match(answer, golds) == em
     assert f1_squad(answer, golds) == pytest.approx(f1)
