@@ -65,14 +65,12 @@ def test_passages_as_a_policy_reads_them(server: Server) -> None:
     assert passages == [['(Title: "a") text 0', '(Title: "a") text 1']]
     assert format_passage("one line") == "(Title: one line) "
     assert server.requests[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
-
-
-def test_equal_queries_are_sent_once_and_none_makes_no_request(server: Server) -> None:
+    # Equal queries are sent once, and none makes no request.
     queries = [f"q{i % 3}" for i in range(7)]
     expected = [[f'(Title: "{query}") text 0'] for query in queries]
     assert retriever().search(queries, 1) == expected
     assert retriever().search([], 3) == []
-    assert [request["queries"] for request in server.requests] == [["q0", "q1", "q2"]]
+    assert [request["queries"] for request in server.requests] == [["a"], ["q0", "q1", "q2"]]
 
 
 def test_what_a_model_writes_and_a_server_sends_can_be_encoded(server: Server) -> None:

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -240,27 +241,15 @@ def test_a_worker_is_kept_and_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
 
 
-class Interrupted(BaseException):
-    pass
-
-
 @pytest.mark.usefixtures("stand_in")
 def test_an_interrupt_leaves_no_stale_reply():
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        own = BoxedReward(30.0)
-        assert own("1/2", ["0.5"]) == 1.0
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(Interrupted):
-            # Takes half a second; its reply would be taken for that to the next question.
-            own("+".join("1" * 400), ["400"])
-        assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+    own = BoxedReward(30.0)
+    assert own("1/2", ["0.5"]) == 1.0
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        # Takes half a second; its reply would be taken for that to the next question.
+        own("+".join("1" * 400), ["400"])
+    assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
 
 
 def gone(pid: int, seconds: float) -> bool:
@@ -315,9 +304,7 @@ def test_what_math_verify_may_do_when_it_is_loaded(
         "def parse(text, *_, **__): print('{\"equal\": true}'); return [text]\n"
         "def verify(gold, own, **_): return gold == own\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    own = BoxedReward(30.0)
-    assert own.score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
+    assert BoxedReward(30.0).score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
 
 
 def test_memory_is_capped():

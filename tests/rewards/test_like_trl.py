@@ -147,11 +147,6 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def of_trl(
     tmp_path: Path,
     replies: list[list[str]],
@@ -252,6 +247,7 @@ def test_tools(tmp_path: Path) -> None:
     assert {row[1] for row in values} == {0.0, 0.1}
 
 
+@pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 def test_environments(tmp_path: Path) -> None:
     rows = rows_of(len(COUNTER_REPLIES))
     theirs, ours = Recorder(), Recorder()

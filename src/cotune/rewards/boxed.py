@@ -190,18 +190,14 @@ class _Worker:
         """Send a line and read one; None if the worker ended before it replied."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        reply = ""
-        try:
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-                reply = self._process.stdout.readline()
-        finally:
-            # After Ctrl-C, too: a reply that was not read would be mistaken for the next one.
-            if not reply.endswith("\n"):
-                self._process.kill()
-                self._process.wait()
-        return json.loads(reply) if reply.endswith("\n") else None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        reply = self._process.stdout.readline()
+        if reply.endswith("\n"):
+            return json.loads(reply)
+        self._process.wait()
+        return None
 
 
 def _read_integer(text: str) -> str | None:
