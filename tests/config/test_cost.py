@@ -99,7 +99,7 @@ def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
     }  # fmt: skip
     for split in ("validation", "test"):
         with pytest.raises(
-            ConfigError, match=rf"dataset.{split} is -1; expected a number of questions"
+            ConfigError, match=rf"dataset.{split} is -1; expected [01] questions or more"
         ):
             own("single_turn", dataset=few | {split: -1}, rewards=["exact_match"])
     # Not built: what a function or a factory of one's own needs may be elsewhere.

@@ -276,12 +276,8 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     echo = f'{{"error": {{"message": "bad key {KEY}"}}}}'.encode()
-    server.replies = [
-        Canned(echo, 500),
-        Canned(echo),
-        chat(f"your key is {KEY}"),
-        Canned(echo, 401),
-    ]
+    server.replies = [Canned(echo, 500), Canned(echo)]
+    server.replies += [chat(f"your key is {KEY}"), Canned(echo, 401)]
     b = bench(server, tmp_path / "run")
     assert b.client.complete(PROMPT).text == "your key is ***"
     with pytest.raises(LLMError, match=r"HTTP status 401.*bad key \*\*\*") as caught:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cotune.data.dataset import Column, tasks_of_rows
+from cotune.data.dataset import Column, Columns, tasks_of_rows
 from cotune.data.rows import file_rows, hub_rows
 from cotune.errors import ConfigError
 from cotune.types import Task
@@ -94,5 +94,7 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
         source = f"{option}: {benchmark.hub}, split {benchmark.split}"
     # Files from elsewhere may lack a column that the hub's have.
     names = {name for row in rows for name in row}
-    columns = {role: name for role, name in benchmark.columns.items() if name in (None, *names)}
+    columns: Columns = {
+        role: name for role, name in benchmark.columns.items() if name in (None, *names)
+    }
     return tasks_of_rows(rows, columns, source, benchmark.name)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -111,7 +111,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 def tasks_from(
     dataset: Rows,
     *,
-    columns: Columns | None = None,
+    columns: Mapping[str, str | None] | None = None,
     validation: "int | Rows" = 0,
     test: "int | Rows" = 0,
 ) -> dict[str, list[Task]]:
@@ -134,7 +134,7 @@ def tasks_from(
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, columns or {})
+    return _by_split(sources, read, cast("Columns", columns or {}))
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:

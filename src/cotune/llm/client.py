@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
@@ -200,14 +200,14 @@ class OpenAIClient:
         import openai
 
         options = self._options
-        limit: dict[str, Any] = {options.max_tokens_field: options.max_tokens}
+        create: Any = self._openai.chat.completions.with_raw_response.create
         try:
-            reply = self._openai.chat.completions.with_raw_response.create(
+            reply = create(
                 model=options.model,
                 messages=[{"role": "user", "content": prompt}],
                 temperature=openai.omit if options.temperature is None else options.temperature,
                 extra_body=options.extra_body or None,
-                **limit,
+                **{options.max_tokens_field: options.max_tokens},
             )
         except openai.APITimeoutError:
             attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
@@ -296,7 +296,7 @@ class MeteredLLM:
         completion = Completion("")
         failure = "interrupted"
         try:
-            reply: object = self._llm.complete(prompt)
+            reply = cast(object, self._llm.complete(prompt))
             if not isinstance(reply, str | Completion):
                 raise LLMError(
                     f"{self._model}.complete(prompt) returned {type(reply).__name__}; expected a text or "
@@ -344,9 +344,10 @@ def parse_reply(body: str) -> Outcome:
 
 def _read_usage(usage: Any) -> tuple[int, int] | None:
     """Return the reported numbers of tokens, of prompt and completion; None for what cannot be any."""
-    if not isinstance(usage, dict):
+    try:
+        counts: tuple[Any, Any] = usage["prompt_tokens"], usage["completion_tokens"]
+    except (LookupError, TypeError):
         return None
-    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
     return counts if all(type(n) is int and 0 <= n < 2**31 for n in counts) else None
 
 
