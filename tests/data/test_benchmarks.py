@@ -45,30 +45,17 @@ def read(name: str, path: Path) -> Any:
 
 
 def test_search_r1_parquet(tmp_path: Path) -> None:
-    # With several data sets.
     rows = [
-        search_r1("nq", 0, "who wrote it?", ["Ann", "Ann B."]),
-        search_r1("popqa", 0, "Where is it?", ["Rome", " "]),
-        search_r1("nq", 1, "who wrote it?", ["Bob"]),
+        search_r1("hotpotqa", 0, "who wrote it?", ["Ann", "Ann B."]),
+        search_r1("hotpotqa", 1, "Where is it?", ["Rome", " "]),
     ]
-    tasks = read("nq", write(tmp_path / "test.parquet", rows))
-    assert [(t.question, t.answers, t.stratum) for t in tasks] == [
-        ("who wrote it?", ("Ann", "Ann B."), "nq"),
-        ("Where is it?", ("Rome",), "popqa"),
-        ("who wrote it?", ("Bob",), "nq"),
+    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
+    assert [(t.id, t.question, t.answers) for t in tasks] == [
+        ("hotpotqa-test_0", "who wrote it?", ("Ann", "Ann B.")),
+        ("hotpotqa-test_1", "Where is it?", ("Rome",)),
     ]
-    assert len({t.id for t in tasks if t.id.startswith("nq-")}) == 3  # two rows have the id test_0
     assert tasks[1].columns["reward_model"]["style"] == "rule"
     assert tasks[0].context == ()  # the question, not Search-R1's prompt around it
-    # Of one, and without its shorthands.
-    rows = [search_r1("hotpotqa", i, f"What is {i}?", [str(i)]) for i in range(2)]
-    for row in rows:
-        del row["golden_answers"]
-    tasks = read("hotpotqa", write(tmp_path / "test.parquet", rows))
-    assert [(t.id, t.answers, t.stratum) for t in tasks] == [
-        ("hotpotqa-test_0", ("0",), ""),
-        ("hotpotqa-test_1", ("1",), ""),
-    ]
 
 
 AIME24 = {"id": 60, "problem": "Find $x$.", "solution": "It is \\boxed{204}.", "answer": "204",
@@ -107,8 +94,6 @@ def test_names_paths_and_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPat
     assert parse_benchmark("amc=a=b.jsonl") == (BENCHMARKS["amc"], Path("a=b.jsonl"))
     with pytest.raises(ConfigError, match=r"--benchmark is 'hotpot'; expected NAME .* hotpotqa"):
         parse_benchmark("hotpot")
-    with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
-        parse_benchmark("amc= ")
     # The hub is asked for what the registry says.
     asked: list[tuple[str, str | None, str]] = []
 

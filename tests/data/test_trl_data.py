@@ -31,17 +31,12 @@ def test_rows_of_every_kind_are_the_same() -> None:
     dataset = Dataset.from_list(CHATS)
     assert read_rows(dataset, "train_dataset") == CHATS
     assert read_rows(CHATS, "train_dataset") == CHATS
-    stream = dataset.to_iterable_dataset()
-    assert read_rows(stream, "train_dataset", rows_needed=3) == CHATS[:3]
-    assert read_rows(stream, "train_dataset", rows_needed=9) == CHATS
     # A set format reaches the reward functions.
     dataset = Dataset.from_list([{**row, "numbers": [1, 2]} for row in CHATS])
     for kind in ("torch", "numpy"):
         rows = read_rows(dataset.with_format(kind), "train_dataset")
         assert [row["prompt"] for row in rows] == [row["prompt"] for row in CHATS]
         assert (rows[0]["numbers"].flatten() + 1).tolist() == [2, 3]
-        again = tasks_of(read_rows(dataset.with_format(kind), "train_dataset"), "train", S)
-        assert again[0].id == tasks_of(rows, "train", S)[0].id
     # Rows need no prompt if an environment makes it.
     rows = read_rows([{"level": 3}], "train_dataset", needs_prompt=False)
     (task,) = tasks_of(rows, "train", "")
@@ -52,10 +47,9 @@ def test_rows_of_every_kind_are_the_same() -> None:
     ("dataset", "message"),
     [
         (DatasetDict({"train": Dataset.from_list(CHATS)}), r"DatasetDict of train; .*data\['train'\]"),
-        (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream.*max_steps"),
+        (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream"),
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
-        ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "'type': 'image'.*and only text"),
@@ -75,15 +69,6 @@ def test_every_row_is_a_task_with_all_its_columns() -> None:
     assert tasks_of(rows[1:], "train", S)[0].id == tasks[1].id  # whatever stands before it
     assert {task.question for task in tasks} == {"What is 0+1?"}
     assert all(task.chat for task in tasks)
-
-    # An id does not depend on the process.
-    class Game:
-        pass
-
-    first, second = ({"prompt": "?", "game": Game(), "words": {"a", "b"}} for _ in range(2))
-    assert tasks_of([first], "train", "")[0].id == tasks_of([second], "train", "")[0].id
-    odd = {"prompt": "?", "by": {1: "x", "2": "y", (3, 4): "z"}}
-    assert tasks_of([odd], "train", "")[0].id
 
 
 @pytest.mark.parametrize(
@@ -117,18 +102,14 @@ def placed(
         (lambda i: [system(S), user(f"{i}?")], None, True, (S, S)),
         (lambda i: [system(S), user(f"{i}?")], None, False, (S, S)),
         (lambda _: [user("Play.\n")], None, True, ("Play.", "Play.")),
-        (lambda _: "Play.", None, True, ("Play.", "Play.")),
         # An instruction that all prompts have stands there, one that none has is added.
         (lambda i: [user(f"{S}\n\n{i}?")], S, True, (S, S)),
         (lambda i: [user(f"{S}\n\n{i}?")], f"\n{S}\n\n", True, (S, S)),
-        (lambda i: [system(f"Persona {i}. {S} Be nice."), user(f"{i}?")], S, True, (S, S)),
-        (lambda i: f"{S}\nQ: {i}", S, True, (S, S)),
         (lambda i: [user(f"{i}?")], S, True, (S, "")),
         (lambda i: [system(f"Persona {i}"), user("?")], S, True, (S, "")),
         # The policy's own words are no place for an instruction.
         (lambda i: [user(f"{i}"), {"role": "assistant", "content": S}], S, True, (S, "")),
         # Without one, prompts stay as they are.
-        (lambda i: [user(f"{i}?")], None, False, ("", "")),
         (lambda i: [system(f"Persona {i}"), user("?")], None, False, ("", "")),
     ],
 )
@@ -144,8 +125,7 @@ def test_the_place_of_the_instruction(
         (lambda i: [user(f"{S * (i % 2)}{i}?")], S, "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none"),
         (lambda i: [system(f"Persona {i}"), user("?")], None, "4 different system messages, such as 'Persona 0' and 'Persona 1'; .*" r"INSPO\(instruction=…\)"),
         (lambda i: [system(S), user("?")][i % 2 :], None, "2 different system messages, such as 'You are a terse assistant.' and none"),
-        (lambda i: [user(f"What is {i}?")], None, r"share no system message; give one as method=cotune.INSPO\(instruction=…\)$"),
-        (lambda i: [user(f"What is {i}?")], " ", "INSPO evolves an instruction"),
+        (lambda i: [user(f"What is {i}?")], " ", r"share no system message; give one as method=cotune.INSPO\(instruction=…\)$"),
     ],
 )  # fmt: skip
 def test_data_without_one_instruction_is_refused(

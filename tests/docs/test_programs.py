@@ -11,7 +11,6 @@ import trl
 import yaml
 
 import cotune
-from cotune.data.cells import ALIAS_COLUMNS
 from cotune.data.dataset import DEFAULT_COLUMNS
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import ToolEnvironment, ToolsOptions
@@ -120,7 +119,6 @@ def test_the_columns_are_those_that_are_read() -> None:
     rows = table(DATA, "Which columns are read")
     shown = {name.strip("`"): set(re.findall(r"`([\w.]+)`", columns)) for name, columns, _ in rows}
     read = {role: set(columns) for role, columns in DEFAULT_COLUMNS.items()}
-    read["answers"] |= {*ALIAS_COLUMNS}
     assert shown == read
 
 

@@ -53,8 +53,8 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
     [
         ({}, "dataset: missing; environment.kind single_turn brings no questions"),
         ({"environment": "geo", **DATA}, "dataset: environment.kind geo brings its own questions"),
-        ({**DATA, "dataset": {"path": "x", "validation": None}}, "dataset.validation is None; expected a number"),
-        ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected a number of questions to hold out, 1 or more"),
+        ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected 1 questions or more, a file"),
+        ({**DATA, "dataset": {"path": "x", "spilt": "a"}}, "dataset.spilt: unknown field (did you"),
         ({"environment": {"kind": "tool"}}, "(did you mean tools?)"),
     ],
 )  # fmt: skip

@@ -3,20 +3,19 @@
 import json
 import logging
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, ConfigError, LLMError
-from cotune.llm.client import OPENAI_URL, MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
+from cotune.llm.client import MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
 from cotune.run.record import Record
 from cotune.types import Completion
 from tests.helpers import raises_line
@@ -33,42 +32,39 @@ COST = 0.00032
 
 @dataclass
 class Canned:
-    """One reply; `send` replaces it by code that writes to the connection itself."""
+    """One reply."""
 
     body: bytes = b""
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    send: Callable[[BaseHTTPRequestHandler, threading.Event], None] | None = None
 
 
 @dataclass
 class Request:
-    path: str
     headers: dict[str, str]
     body: bytes
 
 
 class Server:
-    """Plays canned replies in order, then 500; keeps what it was sent."""
+    """Plays canned replies in order, never answers at None, then sends 500; keeps what it was sent."""
 
     def __init__(self) -> None:
-        self.replies: list[Canned] = []
+        self.replies: list[Canned | None] = []
         self.requests: list[Request] = []
         self.over = threading.Event()
         self.url = ""
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
+        assert request.path == "/v1/chat/completions"
         body = request.rfile.read(int(request.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.requests.append(Request(request.path, headers, body))
+        self.requests.append(Request(headers, body))
         index = len(self.requests) - 1
         reply = self.replies[index] if index < len(self.replies) else Canned(status=500)
-        if reply.send is not None:
-            reply.send(request, self.over)
+        if reply is None:
+            self.over.wait()
             return
         request.send_response(reply.status)
-        for name, value in reply.headers.items():
-            request.send_header(name, value)
+        request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(reply.body)))
         request.send_header("Retry-After-Ms", "1")
         request.end_headers()
@@ -117,7 +113,7 @@ def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object
         usage = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
     if usage is not None:
         reply["usage"] = usage
-    return Canned(json.dumps(reply).encode(), headers={"Content-Type": "application/json"})
+    return Canned(json.dumps(reply).encode())
 
 
 EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
@@ -141,7 +137,6 @@ def test_a_reply_is_returned_and_entered(
     b = bench(server, **changes)
     assert b.client.complete(PROMPT) == Completion("a proposal", 60, 25)
     (request,) = server.requests
-    assert request.path == "/v1/chat/completions"
     messages = [{"role": "user", "content": PROMPT}]
     assert json.loads(request.body) == {"model": "m", "messages": messages, **sent}
     (row,) = b.record.read_costs()
@@ -152,35 +147,17 @@ def test_a_reply_is_returned_and_entered(
 
 @pytest.mark.parametrize(
     ("reason", "truncated"),
-    [
-        *((reason, False) for reason in ("stop", "COMPLETE", "end_turn", "", 7, None, ["stop"])),
-        *((reason, True) for reason in ("length", "MAX_TOKENS", "max-tokens")),
-    ],
+    [("stop", False), ("end_turn", False), (None, False), (["stop"], False), ("length", True)],
 )
 def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     server: Server, reason: object, truncated: bool
 ) -> None:
-    server.replies = [chat(finish_reason=reason)]
+    server.replies = [chat(finish_reason="content_filter"), chat(finish_reason=reason)]
     expected = Completion("a proposal", 60, 25, truncated=truncated)
-    assert bench(server).client.complete(PROMPT) == expected
-
-
-@pytest.mark.parametrize("reason", ["error", "content-filter", "OTHER", "pause_turn"])
-def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: str) -> None:
-    server.replies = [chat(finish_reason=reason)] * 2
-    with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
-        bench(server, retries=1).client.complete(PROMPT)
-    assert len(server.requests) == 2
-
-
-def test_an_address_in_the_environment_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
-    with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is set, but llm\.base_url is not"):
-        OpenAIClient(OpenAIOptions(model="m"), Record())
-    OpenAIClient(OpenAIOptions(model="m", base_url=OPENAI_URL), Record())
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{OPENAI_URL}/")
-    OpenAIClient(OpenAIOptions(model="m"), Record())
+    b = bench(server)
+    assert b.client.complete(PROMPT) == expected
+    failed, _ = b.record.read_costs()
+    assert failed.error == "the reply is not whole (finish_reason 'content_filter')"
 
 
 def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> None:
@@ -199,43 +176,33 @@ def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> No
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (302, "redirects are not followed, check llm.base_url"),
         (400, "llm.max_tokens"),
         (401, "llm.api_key_env"),
-        (403, "llm.api_key_env"),
         (404, "llm.base_url and llm.model"),
     ],
 )
 def test_refusals_are_final_and_name_the_field(server: Server, status: int, said: str) -> None:
     refusal = b'{"error": {"message": "no such thing"}}'
-    server.replies = [Canned(refusal, status, {"Location": f"{server.url}/elsewhere"}), chat()]
+    server.replies = [Canned(refusal, status), chat()]
     b = bench(server)
     with raises_line(said, match=rf"HTTP status {status}.*no such thing", error=LLMError):
         b.client.complete(PROMPT)
-    assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+    assert len(server.requests) == 1
     assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
 
 
-GARBAGE = {
-    "not JSON": (Canned(b"<html>hello</html>"), "not JSON"),
-    "not UTF-8": (Canned(b"\xff\xfe\x00"), "not JSON"),
-    "deep": (Canned(b"[" * 200_000), "not JSON"),
-    "no choices": (Canned(b'{"object": "chat.completion"}'), "no choices"),
-    "choices of another type": (Canned(b'{"choices": {"0": 1}}'), "no choices"),
-    "no message": (Canned(b'{"choices": [null]}'), "no text"),
-}
-
-
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, name: str) -> None:
-    reply, error = GARBAGE[name]
-    reply.headers.setdefault("Content-Type", "application/json")
-    server.replies = [reply, chat()]
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>hello</html>", b"\xff\xfe\x00", b"[" * 200_000, b'{"choices": {"0": 1}}', b"{}"],
+)
+def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, body: bytes) -> None:
+    server.replies = [Canned(body), chat()]
     b = bench(server)
     assert b.client.complete(PROMPT).text == "a proposal"
     failed, done = b.record.read_costs()
-    assert error in failed.error
-    assert (bool(failed.error), failed.estimated, failed.money) == (True, True, WORST)
+    assert failed.error.startswith("the reply is no chat completion: ")
+    assert len(failed.error) <= 300
+    assert (failed.estimated, failed.money) == (True, WORST)
     assert (done.error, done.estimated) == ("", False)
     assert b.record.totals().money == pytest.approx(WORST + COST)
 
@@ -250,47 +217,14 @@ def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
     assert sum(row.estimated for row in b.record.read_costs()) == 0
 
 
-def test_a_reply_in_parts_is_a_text_and_a_refusal_is_quoted(server: Server) -> None:
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}]
-    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}}]}
-    server.replies = [chat(parts), *[Canned(json.dumps(refusal).encode())] * 3]
-    b = bench(server)
-    assert b.client.complete(PROMPT).text == "so"
-    with pytest.raises(LLMError, match=r"no text.*it refused: 'I cannot\.'"):
-        b.client.complete(PROMPT)
-
-
 def test_a_stalled_server_times_out(server: Server) -> None:
-    def stall(_: BaseHTTPRequestHandler, over: threading.Event) -> None:
-        over.wait()
-
-    server.replies = [Canned(send=stall)]
+    server.replies = [None]
     b = bench(server, timeout_s=0.3, retries=0)
     with pytest.raises(LLMError, match=r"1 attempt\(s\) of llm\.timeout_s, 0\.3 s"):
         b.client.complete(PROMPT)
     (row,) = b.record.read_costs()
     # It may have reached a model, which charges for it.
     assert (bool(row.error), row.estimated, row.money > 0) == (True, True, True)
-
-
-def test_a_reply_that_trickles_in_times_out(server: Server) -> None:
-    def trickle(handler: BaseHTTPRequestHandler, over: threading.Event) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        try:
-            while not over.wait(0.02):  # no pause is ever as long as the timeout
-                handler.wfile.write(b" ")
-                handler.wfile.flush()
-        except OSError:
-            return
-
-    server.replies = [Canned(send=trickle), chat()]
-    b = bench(server, timeout_s=0.3, retries=1)
-    begun = time.monotonic()
-    with pytest.raises(LLMError, match=r"no complete reply in 2 attempt\(s\)"):
-        b.client.complete(PROMPT)
-    assert 0.6 <= time.monotonic() - begun < 5  # both attempts together
-    assert len(server.requests) == 1
 
 
 def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
@@ -304,7 +238,7 @@ def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     assert b.record.totals().money == 0.0
 
 
-@pytest.mark.parametrize("usage", [None, "many", (-1, 5), (1, True), (1, None), (1, 2**40)])
+@pytest.mark.parametrize("usage", [None, "many", (-1, 5), (1, None), (1, 2**40)])
 def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     server: Server, usage: object
 ) -> None:
@@ -323,21 +257,18 @@ def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:
 
 
 def test_no_call_follows_once_the_budget_is_spent(server: Server) -> None:
-    server.replies = [chat(), chat(), chat()]
+    server.replies = [chat(), chat()]
     b = bench(server, budget=1.5 * COST)
     b.client.complete(PROMPT)
     b.client.complete(PROMPT)
     with pytest.raises(BudgetError, match=r"llm\.budget"):
         b.client.complete(PROMPT)
-    assert len(server.requests) == 2
     assert b.states() == ["done", "done"]
     # Nor is a reply asked for again.
-    server.replies = [*[chat()] * 2, Canned(b"garbage"), chat()]
-    again = bench(server, budget=WORST)
+    server.replies = [chat(), chat(), Canned(b"garbage"), chat()]
     with pytest.raises(BudgetError):
-        again.client.complete(PROMPT)
+        bench(server, budget=WORST).client.complete(PROMPT)
     assert len(server.requests) == 3
-    assert again.states() == ["failed"]
 
 
 def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
@@ -345,12 +276,8 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     echo = f'{{"error": {{"message": "bad key {KEY}"}}}}'.encode()
-    server.replies = [
-        Canned(echo, 500),
-        Canned(echo),
-        chat(f"your key is {KEY}"),
-        Canned(echo, 401),
-    ]
+    server.replies = [Canned(echo, 500), Canned(echo)]
+    server.replies += [chat(f"your key is {KEY}"), Canned(echo, 401)]
     b = bench(server, tmp_path / "run")
     assert b.client.complete(PROMPT).text == "your key is ***"
     with pytest.raises(LLMError, match=r"HTTP status 401.*bad key \*\*\*") as caught:
@@ -360,7 +287,6 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
         carriers = [name for name, value in request.headers.items() if KEY in value]
         assert carriers == ["authorization"]
         assert request.headers["authorization"] == f"Bearer {KEY}"
-        assert KEY not in request.path
         assert KEY.encode() not in request.body
     error: BaseException | None = caught.value
     assert KEY not in "".join(traceback.format_exception(caught.value))
@@ -374,11 +300,10 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-@pytest.mark.parametrize("key", ["none", "e", "1"])
 def test_a_placeholder_for_a_key_stays_in_replies(
-    server: Server, monkeypatch: pytest.MonkeyPatch, key: str
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLACEHOLDER", key)
+    monkeypatch.setenv("PLACEHOLDER", "none")
     server.replies = [chat("If there is none, say 1.")]
     reply = bench(server, api_key_env="PLACEHOLDER").client.complete(PROMPT)
     assert reply.text == "If there is none, say 1."
@@ -394,30 +319,25 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(
     assert "pw" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
+def test_the_environments_key_is_not_sent_where_none_is_needed(server: Server) -> None:
     server.replies = [chat()]
     bench(server, api_key_env=None).client.complete(PROMPT)
-    assert "authorization" not in server.requests[0].headers
     assert not any(KEY in value for value in server.requests[0].headers.values())
 
 
-def test_what_is_for_openai_alone_goes_nowhere_else(
+def test_headers_of_a_gateway_are_sent_and_hidden(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "api-key: gateway-secret")
     server.replies = [Canned(b"no: gateway-secret", 401)]
     with pytest.raises(LLMError, match=r"HTTP status 401: 'no: \*\*\*'"):
         bench(server).client.complete(PROMPT)
-    headers = server.requests[0].headers
-    assert headers["api-key"] == "gateway-secret"
-    assert not {"openai-organization", "openai-project"} & {name.lower() for name in headers}
+    assert server.requests[0].headers["api-key"] == "gateway-secret"
 
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no"), ("sé", "holds no")],
+    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no")],
 )
 def test_a_variable_without_a_key_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch, value: str | None, match: str
@@ -435,8 +355,6 @@ def test_a_variable_without_a_key_is_refused(
     [
         ({"model": " "}, "model is"),
         ({"base_url": "https://user:secret@host/v1"}, "base_url"),
-        ({"base_url": "https://host/v1?key=secret"}, "base_url"),
-        ({"api_key_env": "sk-secret"}, "api_key_env"),
         ({"api_key_env": "gsk_secret"}, "api_key_env"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
@@ -463,21 +381,12 @@ def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
     return MeteredLLM(Own(), record, "Own"), record
 
 
-@pytest.mark.parametrize(
-    ("reply", "completion"),
-    [
-        ("so", Completion("so")),
-        (Completion("x", 7, 3), Completion("x", 7, 3)),
-        (Completion("x", cast(Any, None), -1), Completion("x")),
-        (Completion("y", 10**30, 2), Completion("y", 0, 2)),
-    ],
-)
-def test_an_llm_object_may_return_a_text_or_a_completion(reply: Any, completion: Any) -> None:
-    llm, record = asked_with(reply)
-    assert llm.complete("?") == completion
+def test_an_llm_object_may_return_a_text_or_a_completion() -> None:
+    assert asked_with("so")[0].complete("?") == Completion("so")
+    llm, record = asked_with(Completion("x", 7, 3))
+    assert llm.complete("?") == Completion("x", 7, 3)
     (row,) = record.read_costs()
-    assert (row.model, row.error, row.money) == ("Own", "", 0.0)
-    assert row.prompt_tokens == completion.prompt_tokens
+    assert (row.model, row.error, row.money, row.prompt_tokens) == ("Own", "", 0.0, 7)
 
 
 SECRET = "sk-" + "a1B2" * 8
@@ -489,11 +398,8 @@ SECRET = "sk-" + "a1B2" * 8
         (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
         (SystemExit("quota"), LLMError, "SystemExit: quota"),
         (LLMError(f"401 for {SECRET}"), LLMError, "401 for ***"),
-        (BudgetError("no more"), BudgetError, "no more"),
         (ConfigError("correct it"), ConfigError, "correct it"),
-        (None, LLMError, "Own.complete(prompt) returned no text"),
-        (Completion(cast(Any, None)), LLMError, "Own.complete(prompt) returned no text"),
-        ({}, ConfigError, "llm: Own.complete(prompt) returned dict; expected a text or"),
+        (None, LLMError, "Own.complete(prompt) returned NoneType; expected a text or"),
     ],
 )
 def test_what_an_llm_object_raises_is_settled(
@@ -518,32 +424,22 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
     assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"
 
 
+NAMES = st.sampled_from(["choices", "message", "content", "usage", "prompt_tokens"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda children: (
-        st.lists(children, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["choices", "message", "content", "usage", "prompt_tokens"]),
-            children,
-            max_size=4,
-        )
-    ),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(NAMES, parts, max_size=4),
 )
 
 
-@given(content=JSON, usage=JSON)
-def test_a_reply_is_usable_exactly_when_it_has_text(content: object, usage: object) -> None:
+@given(reply=JSON, content=JSON, usage=JSON)
+def test_a_reply_is_usable_exactly_when_it_has_text(
+    reply: object, content: object, usage: object
+) -> None:
+    outcome = parse_reply(json.dumps(reply))
+    assert bool(outcome.error) != bool(outcome.text)
     body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage})
     outcome = parse_reply(body)
-    parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"] if isinstance(content, list) else []  # fmt: skip
-    text = "".join(str(part or "") for part in parts) if isinstance(content, list) else content
-    usable = isinstance(text, str) and bool(text.strip())
+    usable = isinstance(content, str) and bool(content.strip())
     assert (outcome.error == "") == usable
     assert bool(outcome.text) == usable
     outcome.text.encode()
-
-
-@given(JSON)
-def test_no_json_breaks_the_parser(reply: object) -> None:
-    outcome = parse_reply(json.dumps(reply))
-    assert bool(outcome.error) != bool(outcome.text)

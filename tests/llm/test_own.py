@@ -24,9 +24,6 @@ class Needy(Mine):
 
 one = Mine()
 number = 3
-
-def complete(prompt):
-    return prompt
 """
 
 
@@ -50,8 +47,6 @@ def test_a_class_is_made_and_an_object_is_used() -> None:
     [
         ("Needy", r"mine.py:Needy\(\) raised TypeError: .*'key'.*without required arguments"),
         ("number", r"mine.py:number is of int, which has no complete\(prompt\)"),
-        ("complete", "is of function, which has no complete"),
-        ("Mime", "has no Mime; correct the name"),
     ],
 )
 def test_what_is_no_llm_is_refused(name: str, match: str) -> None:
@@ -60,7 +55,7 @@ def test_what_is_no_llm_is_refused(name: str, match: str) -> None:
     assert str(caught.value).startswith("llm.object: ")
 
 
-@pytest.mark.parametrize("given", ["sk-secret", "a b:c", "sk:", ":x"])
+@pytest.mark.parametrize("given", ["sk-secret", "a b:c"])
 def test_what_may_be_a_key_is_not_shown(given: str) -> None:
     with pytest.raises(ValueError, match=r"package\.module:name") as caught:
         OwnLLMOptions(object=given)

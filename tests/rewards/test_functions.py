@@ -69,47 +69,42 @@ def weighted(function: Any, weight: Any) -> WeightedReward:
 # ---- what functions are given
 
 
-class Spy:
-    """Keeps what it was called with."""
+def test_plain_questions_give_texts_and_columns() -> None:
+    arguments: dict[str, Any] = {}
 
-    def __init__(self) -> None:
-        self.arguments: dict[str, Any] = {}
-
-    def __call__(self, completions: Sequence[Any], **arguments: Any) -> list[float]:
-        self.arguments = {"completions": completions, **arguments}
+    def spy(completions: Sequence[Any], **others: Any) -> list[float]:
+        arguments.update(others, completions=completions)
         return [1.0] * len(completions)
 
-
-def test_plain_questions_give_texts_and_columns() -> None:
-    spy = Spy()
     turns = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     columns = {"question": "q?", "examples": turns}  # a conversation beside the question
     scored(spy, rollouts=[rollout(i, ("a", "b"), {**columns, "level": i}) for i in range(2)])
-    assert (
-        spy.arguments.items()
-        >= {
-            "prompts": ["Do it.\n\nq0?", "Do it.\n\nq1?"],
-            "completions": ["ab", "ab"],
-            "completion_ids": [[1, 2, 3], [1, 2, 3]],
-            "question": ["q?"] * 2,
-            "examples": [turns] * 2,
-            "level": [0, 1],
-            "ground_truths": [["yes"], ["yes"]],
-        }.items()
-    )
+    expected = {
+        "prompts": ["Do it.\n\nq0?", "Do it.\n\nq1?"],
+        "completions": ["ab", "ab"],
+        "completion_ids": [[1, 2, 3], [1, 2, 3]],
+        "question": ["q?"] * 2,
+        "examples": [turns] * 2,
+        "level": [0, 1],
+        "ground_truths": [["yes"], ["yes"]],
+    }
+    assert arguments == arguments | expected
     # A column goes before our ground truths, and is None where a row lacks it.
     columns = {"ground_truths": "raw", "completions": "x"}
     scored(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
-    assert spy.arguments["ground_truths"] == ["raw", None]
-    assert spy.arguments["completions"] == ["yes", "yes"]
-    assert spy.arguments["b"] == [None, 2]
+    expected = {
+        "ground_truths": ["raw", None],
+        "completions": ["yes", "yes"],
+        "b": [None, 2],
+    }
+    assert arguments == arguments | expected
     # A function that changes a column changes its own copy.
     columns = {"words": ["a", "b"]}
     rows = [rollout(i, columns=columns) for i in range(2)]
     results = scored(
-        lambda words: [float(len([row.pop(), row.pop()])) for row in words], rollouts=rows
+        lambda words: [float(len([*row, row.clear()])) for row in words], rollouts=rows
     )
-    assert [t.reward for t in results] == [2.0, 2.0]
+    assert [t.reward for t in results] == [3.0, 3.0]
     assert columns == {"words": ["a", "b"]}
 
 
@@ -128,8 +123,6 @@ def test_what_trl_gives_besides() -> None:
     results = functions([rollout(0, ("abcd",)), rollout(1, ("ab",))], environment())
     assert [(t.reward, t.extra["seen"]) for t in results] == [(7.0, "abcd"), (7.0, "ab")]
     assert [t.logged for t in results] == [{"length": 3.0}] * 2
-    text = error_of(lambda log_extra: log_extra("seen", ["a"]))
-    assert "lambda raised ValueError: log_extra('seen', …) has 1 values; expected 2" in text
 
 
 # ---- feedback
@@ -158,9 +151,7 @@ def test_a_text_beside_a_value_is_feedback() -> None:
 # ---- kinds of functions
 
 
-def test_a_function_that_returns_none_is_left_out_of_that_sum(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_function_that_returns_none_is_left_out_of_that_sum() -> None:
     def even(completions: list[str], level: list[int]) -> list[Any]:
         return [1.0 if n % 2 == 0 else None for n in level]
 
@@ -168,15 +159,11 @@ def test_a_function_that_returns_none_is_left_out_of_that_sum(
         return [(0.5, "small") if n < 2 else (None, "large") for n in level]
 
     functions = RewardFunctions([weighted(even, 2.0), small])
-    rows = [rollout(n, columns={"level": n}) for n in range(4)]
-    functions(rows, environment())
-    results = functions(rows, environment())  # the warning comes once
+    results = functions([rollout(n, columns={"level": n}) for n in range(4)], environment())
     assert [t.reward for t in results] == [2.5, 0.5, 2.0, 0.0]
     assert [dict(t.parts) for t in results[1:]] == [{"small": 0.5}, {"even": 1.0}, {}]
     assert [t.scored for t in results] == [True, True, True, False]
     assert [t.feedback for t in results] == ["small: small"] * 2 + ["small: large"] * 2
-    (warning,) = caplog.messages
-    assert "every function returned None for a rollout of task t3" in warning
 
 
 class Length:
@@ -208,25 +195,18 @@ def test_names_and_weights_of_every_kind_of_function() -> None:
     assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
 
 
-class Meeting:
-    """Async functions that only end if all of them run at the same time, on one loop."""
+def test_async_functions_run_together_and_on_the_same_loop_each_time() -> None:
+    # It is passed only by both at the same time, and stays with the loop of its first use.
+    barrier = asyncio.Barrier(2)
+    threads = set[int]()
 
-    def __init__(self, count: int) -> None:
-        self.count, self.loops, self.threads = count, set[Any](), set[int]()
-        self.barrier = None
-
-    async def __call__(self, completions: list[str], **_: Any) -> list[float]:
-        self.loops.add(asyncio.get_running_loop())
-        self.threads.add(threading.get_ident())
-        self.barrier = self.barrier or asyncio.Barrier(self.count)
+    async def meet(completions: list[str]) -> list[float]:
+        threads.add(threading.get_ident())
         async with asyncio.timeout(10):
-            await self.barrier.wait()
+            await barrier.wait()
         return [1.0] * len(completions)
 
-
-def test_async_functions_run_together_and_on_the_same_loop_each_time() -> None:
-    meeting = Meeting(2)
-    functions = RewardFunctions([meeting, lambda completions: meeting(completions)])
+    functions = RewardFunctions([meet, functools.partial(meet)])
 
     async def notebook() -> Trajectory:
         return functions([rollout()], environment())[0]
@@ -234,8 +214,7 @@ def test_async_functions_run_together_and_on_the_same_loop_each_time() -> None:
     assert functions([rollout()], environment())[0].reward == 2.0
     # A loop may already run.
     assert asyncio.run(notebook()).reward == 2.0
-    assert len(meeting.loops) == 1
-    assert threading.get_ident() not in meeting.threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize(
@@ -264,47 +243,35 @@ def test_no_rollouts_call_nothing() -> None:
     ("values", "said"),
     [
         ([1.0], ["f returned [1.0]; expected a list of 2 numbers, one for each completion"]),
-        ([float("nan"), 1.0], ["f returned nan for task t0", "number below 1e+15, None where"]),
+        ([float("nan"), 1.0], ["f returned nan for task t0", "a finite number, None where"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
-        ([1j, 0], ["f returned 1j for task t0"]),
-        ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a number", "or a pair"]),
+        ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"]),
         ((0.0, "why"), ["f returned 'why' for task t1"]),
-        (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
         ("ab", ["f returned 'ab'; expected a list"]),
-        (torch.tensor(1.0), ["expected a list of 2 numbers"]),
+        (torch.tensor(1.0), ["f returned 1.0; expected a list of 2 numbers"]),
     ],
 )  # fmt: skip
 def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
     def f(completions: list[str]) -> Any:
         return values
 
-    async def g(completions: list[str]) -> Any:
-        return values
-
     text = error_of(f)
     for part in said:
         assert part in text
-    assert error_of(g) == text.replace("f returned", "g returned")
 
 
 def test_columns_and_answers_that_the_data_lacks() -> None:
     def graded(completions: list[str], gold: list[str]) -> list[float]:
         return [1.0] * len(completions)
 
-    functions = RewardFunctions([graded])
-    for columns, names in (
-        ({"question": "q", "answer": "a"}, "question, answer"),
-        ({}, "no columns"),
-    ):
-        expected = f"graded needs the column 'gold', but the data has {names}; rename"
-        with pytest.raises(ConfigError, match=expected):
-            functions.check_tasks([Task("t", "q", (), columns=columns)], "train")
+    tasks = [Task("a", "q", ("x",), columns={"answer": "x"}), Task("b", "q", ())]
+    with raises_line("graded needs the column 'gold', but the data has answer; rename"):
+        RewardFunctions([graded]).check_tasks(tasks, "train")
     # Our own rewards need answers.
     functions = RewardFunctions(["exact_match"])
-    functions.check_tasks([Task("a", "q", ("x",))], "train")
-    with pytest.raises(ConfigError, match="task b of the test split has none") as caught:
-        functions.check_tasks([Task("a", "q", ("x",)), Task("b", "q", ())], "test")
-    assert "dataset.columns: {answers: …}" in str(caught.value)
+    functions.check_tasks(tasks[:1], "train")
+    with raises_line("task b of the test split has none", "dataset.columns: {answers: …}"):
+        functions.check_tasks(tasks, "test")
 
 
 def raises(completions: list[str], gold: list[dict[str, str]]) -> list[float]:
@@ -340,18 +307,12 @@ def generates(completions: list[str]) -> Iterator[float]:
     raise KeyError("late")
 
 
-def gives_too_much(completions: list[str]) -> list[float]:
-    return [1e308] * len(completions)
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
-        (gives_too_much, "gives_too_much returned 1e+308 for task t0; expected a number below 1e+15"),
-        (lambda completions: [10**400], "lambda returned 1000"),
     ],
 )  # fmt: skip
 def test_what_a_function_does_is_one_line(function: Any, said: str) -> None:
@@ -378,11 +339,9 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
-        (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
+        ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, boxed"]),
         (None, ["rewards: there are none"]),
-        (torch.nn.Linear(1, 1), ["Linear is no function", "wrap a class or a model in a function"]),
-        ("math:pi", ["math:pi is no function"]),
+        ("math:pi", ["float is no function"]),
     ],
 )
 def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
@@ -413,14 +372,7 @@ def test_our_own_rewards(
     assert found.reward == found.parts[name]
 
 
-@pytest.mark.parametrize(
-    ("functions", "measure"),
-    [
-        (["boxed"], "exact match"),
-        ([weighted("exact_match", 2.0)], "mean reward"),
-        (["exact_match", "f1_squad"], "mean reward"),
-        ([Length(1)], "mean reward"),
-    ],
-)
-def test_what_the_mean_is_called(functions: list[Any], measure: str) -> None:
-    assert RewardFunctions(functions).measure == measure
+def test_what_the_mean_is_called() -> None:
+    assert RewardFunctions(["boxed"]).measure == "exact match"
+    for functions in ([weighted("exact_match", 2.0)], ["exact_match", "f1_squad"], [Length(1)]):
+        assert RewardFunctions(functions).measure == "mean reward"

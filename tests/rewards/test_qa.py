@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.rewards.qa import REWARDS, exact_match, f1_hotpot, f1_squad, normalize
+from cotune.rewards.qa import exact_match, f1_squad, normalize
 
 
 def official_normalize(s: str) -> str:
@@ -25,16 +25,6 @@ def official_normalize(s: str) -> str:
     return white_space_fix(remove_articles(remove_punc(s.lower())))
 
 
-def search_r1_em_check(prediction: str, golden_answers: list[str]) -> float:
-    normalized_prediction = official_normalize(prediction)
-    score = 0
-    for golden_answer in golden_answers:
-        if official_normalize(golden_answer) == normalized_prediction:
-            score = 1
-            break
-    return score
-
-
 def squad2_compute_f1(a_gold: str, a_pred: str) -> float:
     def get_tokens(s: str) -> list[str]:
         return official_normalize(s).split() if s else []
@@ -48,25 +38,6 @@ def squad2_compute_f1(a_gold: str, a_pred: str) -> float:
         return 0
     precision = 1.0 * num_same / len(pred_toks)
     recall = 1.0 * num_same / len(gold_toks)
-    return (2 * precision * recall) / (precision + recall)
-
-
-def hotpot_f1_score(prediction: str, ground_truth: str) -> float:
-    normalized_prediction = official_normalize(prediction)
-    normalized_ground_truth = official_normalize(ground_truth)
-    yes_no = ["yes", "no", "noanswer"]
-    if normalized_prediction in yes_no and normalized_prediction != normalized_ground_truth:
-        return 0
-    if normalized_ground_truth in yes_no and normalized_prediction != normalized_ground_truth:
-        return 0
-    prediction_tokens = normalized_prediction.split()
-    ground_truth_tokens = normalized_ground_truth.split()
-    common = collections.Counter(prediction_tokens) & collections.Counter(ground_truth_tokens)
-    num_same = sum(common.values())
-    if num_same == 0:
-        return 0
-    precision = 1.0 * num_same / len(prediction_tokens)
-    recall = 1.0 * num_same / len(ground_truth_tokens)
     return (2 * precision * recall) / (precision + recall)
 
 
@@ -87,45 +58,25 @@ def test_normal_form_is_the_official_one(text: str):
 
 
 @given(TEXT, GOLDS)
-def test_exact_match_is_search_r1s(answer: str, golds: list[str]):
-    assert exact_match(answer, golds) == search_r1_em_check(answer, golds)
-
-
-@given(TEXT, GOLDS)
 def test_f1_is_squads(answer: str, golds: list[str]):
     official = max((squad2_compute_f1(gold, answer) for gold in golds), default=0)
     assert f1_squad(answer, golds) == official
 
 
-@given(TEXT, GOLDS)
-def test_f1_is_hotpots(answer: str, golds: list[str]):
-    official = max((hotpot_f1_score(answer, gold) for gold in golds), default=0)
-    assert f1_hotpot(answer, golds) == official
-
-
-@given(st.none() | TEXT, GOLDS, st.sampled_from(sorted(REWARDS)))
-def test_scores_lie_between_0_and_1(answer: str | None, golds: list[str], name: str):
-    score = REWARDS[name](answer, golds)
-    assert isinstance(score, float)
-    assert 0.0 <= score <= 1.0
-    if answer is None or not golds:
-        assert score == 0.0
-
-
 @pytest.mark.parametrize(
-    ("answer", "golds", "em", "squad", "hotpot"),
+    ("answer", "golds", "em", "f1"),
     [
-        ("The Cat!", ["cat"], 1, 1, 1),
+        ("The Cat!", ["cat"], 1, 1),
         # 2 shared tokens of 2 and 3: precision 1, recall 2/3, F1 = 4/5.
-        ("new york", ["New York City"], 0, 0.8, 0.8),
-        ("york", ["Paris", "New York"], 0, 2 / 3, 2 / 3),
-        ("yes", ["yes it is"], 0, 0.5, 0),
-        ("the", ["an"], 1, 1, 0),
-        ("the-cat", ["cat"], 0, 0, 0),
-        ("Asia/Urumqi", ["asia urumqi"], 0, 0, 0),
+        ("new york", ["New York City"], 0, 0.8),
+        ("york", ["Paris", "New York"], 0, 2 / 3),
+        ("yes", ["yes it is"], 0, 0.5),
+        ("the", ["an"], 1, 1),
+        ("the-cat", ["cat"], 0, 0),
+        ("cat", [], 0, 0),
+        (None, ["cat"], 0, 0),
     ],
 )
-def test_by_hand(answer: str, golds: list[str], em: float, squad: float, hotpot: float):
+def test_by_hand(answer: str | None, golds: list[str], em: float, f1: float):
     assert exact_match(answer, golds) == em
-    assert f1_squad(answer, golds) == pytest.approx(squad)
-    assert f1_hotpot(answer, golds) == pytest.approx(hotpot)
+    assert f1_squad(answer, golds) == pytest.approx(f1)

@@ -77,7 +77,7 @@ class RewardConfig(TextOrFields):
 
     function: str
     """`package.module:name` or `file.py:name` of a function with TRL's signature, or a built-in one:
-    exact_match, f1_squad, f1_hotpot, boxed."""
+    exact_match, f1_squad, boxed."""
     weight: float = 1.0
     """The weight of its values in the sum."""
     messages: bool | None = None

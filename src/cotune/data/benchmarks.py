@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from cotune.data.dataset import Column, tasks_of_rows
+from cotune.data.dataset import Column, Columns, tasks_of_rows
 from cotune.data.rows import file_rows, hub_rows
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.text import shorten
 
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-_SOURCE = "data_source"  # the column of a data set's name in Search-R1's merged files
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Benchmark:
         hub, subset, split: the repository, its configuration, if it has several, and the split that papers report.
         n: the number of questions.
         columns: the columns that have other names than `dataset.columns` reads by default.
-        f1: the data set's own scorer, a name in `cotune.rewards.qa.REWARDS`.
     """
 
     name: str
@@ -36,11 +34,10 @@ class Benchmark:
     n: int
     subset: str | None = None
     columns: Mapping[Column, str | None] = field(default_factory=dict[Column, str | None])
-    f1: Literal["f1_squad", "f1_hotpot"] = "f1_squad"
 
 
-def _qa(name: str, title: str, split: str, n: int, **more: Any) -> Benchmark:
-    return Benchmark(name, title, "qa", _FLASHRAG, split, n, subset=name, **more)
+def _qa(name: str, title: str, split: str, n: int) -> Benchmark:
+    return Benchmark(name, title, "qa", _FLASHRAG, split, n, subset=name)
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -49,8 +46,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _qa("nq", "Natural Questions", "test", 3610),
         _qa("triviaqa", "TriviaQA", "test", 11313),
         _qa("popqa", "PopQA", "test", 14267),
-        _qa("hotpotqa", "HotpotQA", "dev", 7405, f1="f1_hotpot"),
-        _qa("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, f1="f1_hotpot"),
+        _qa("hotpotqa", "HotpotQA", "dev", 7405),
+        _qa("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576),
         _qa("musique", "MuSiQue", "dev", 2417),
         _qa("bamboogle", "Bamboogle", "test", 125),
         Benchmark("aime24", "AIME 2024", "math", "HuggingFaceH4/aime_2024", "train", 30),
@@ -72,16 +69,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 
 def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
-    """Parse `NAME` or `NAME=PATH` into the benchmark and its file. ConfigError: no such name, or no path after "="."""
+    """Parse `NAME` or `NAME=PATH` into the benchmark and its file. ConfigError: no such name."""
     name, equals, path = text.partition("=")
     benchmark = BENCHMARKS.get(name.strip().lower())
     if benchmark is None:
         raise ConfigError(
             f"--benchmark is {shorten(text)}; expected NAME or NAME=PATH, with a NAME of {', '.join(BENCHMARKS)}"
-        )
-    if equals and not path.strip():
-        raise ConfigError(
-            f"--benchmark {benchmark.name}: no path after '='; name a file, or drop '='"
         )
     return benchmark, Path(path.strip()) if equals else None
 
@@ -89,11 +82,8 @@ def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
 def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]:
     """Read the tasks of a benchmark, in its order; ids start with its name.
 
-    If one of Search-R1's files holds several data sets, which all count their rows from 0, they become strata,
-    and ids are hashes of the questions.
-
     Args:
-        path: a Parquet, JSONL, JSON or CSV file, or a folder of Parquet files; None reads the hub.
+        path: a Parquet, JSONL, JSON or CSV file; None reads the hub.
     """
     option = f"--benchmark {benchmark.name}"
     if path is not None:
@@ -102,10 +92,9 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
     else:
         rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option)
         source = f"{option}: {benchmark.hub}, split {benchmark.split}"
-    columns: dict[Column, str | None] = dict(benchmark.columns)
-    if len({row.get(_SOURCE) for row in rows}) > 1:
-        columns |= {"stratum": _SOURCE, "id": None}
     # Files from elsewhere may lack a column that the hub's have.
     names = {name for row in rows for name in row}
-    columns = {role: name for role, name in columns.items() if name is None or name in names}
+    columns: Columns = {
+        role: name for role, name in benchmark.columns.items() if name in (None, *names)
+    }
     return tasks_of_rows(rows, columns, source, benchmark.name)

@@ -1,31 +1,26 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from cotune.data.cells import (
-    ALIAS_COLUMNS,
     ANSWER_COLUMNS,
-    cells_of,
     get_nested,
     list_names,
-    parse_lists,
     plain_text,
-    plain_value,
     read_messages,
     reference_answers,
 )
 from cotune.data.rows import Row, Rows, check_rows, file_rows, hub_rows
-from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn, warn_of_overlaps
+from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
-from cotune.utils.text import shorten
-from cotune.utils.validation import Model, describe
+from cotune.utils.validation import Model
 
 Column = Literal["question", "context", "answers", "solution", "stratum", "id"]
 Columns = Mapping[Column, str | None]
@@ -49,17 +44,17 @@ class DatasetConfig(Model):
     """Questions of your own, from a file or from the Hugging Face hub."""
 
     path: Path | None = None
-    """A JSONL, JSON, CSV or Parquet file, or a folder of Parquet files."""
+    """A JSONL, JSON, CSV or Parquet file."""
     name: str | None = None
-    """A data set of the Hugging Face hub, or of its cache."""
+    """A data set of the Hugging Face hub, or a folder of data files."""
     subset: str | None = None
     """The hub data set's configuration."""
     split: str = "train"
     """The hub data set's split that is trained on; a file is one split."""
-    validation: int | Path = Field(default=100)
+    validation: int | Path = 100
     """Number of questions held out of the training data for choosing the best policy (by a hash of their text, at most
     a tenth of all; 0 with `evaluation.every: 0`); or another file; or another split of a hub data set."""
-    test: int | Path = Field(default=200)
+    test: int | Path = 200
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
     """The column of each role, where it is not one of the usual (docs/how-to/data.md); null reads none. A dot
@@ -71,30 +66,17 @@ class DatasetConfig(Model):
     """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
     count. Otherwise such a question is an error."""
 
-    @field_validator("validation", "test", mode="before")
-    @classmethod
-    def _check_held_out(cls, value: Any, info: ValidationInfo) -> Any:
-        least = 0 if info.field_name == "validation" else 1
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        if is_count or isinstance(value, str | Path):
-            return value
-        raise ValueError(
-            f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, {least} or "
-            "more, a file, or a split of the hub's data set"
-        )
-
     @model_validator(mode="after")
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):
             fields = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {fields}; expected one of them")
-        if self.path is not None and (self.subset is not None or self.split != "train"):
-            raise ValueError(
-                f"dataset.{'split' if self.subset is None else 'subset'} is for a data set of the hub (name), "
-                "but path is set; remove one"
-            )
-        if "question" in self.columns and self.columns["question"] is None:
-            raise ValueError("dataset.columns.question is null; expected the questions' column")
+        for split, least in (("validation", 0), ("test", 1)):
+            count = getattr(self, split)
+            if isinstance(count, int) and count < least:
+                raise ValueError(
+                    f"dataset.{split} is {count}; expected {least} questions or more, a file, or a split of the hub"
+                )
         return self
 
 
@@ -122,7 +104,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 
     train = config.path or config.split
     sources = {"train": train, "validation": config.validation, "test": config.test}
-    tasks = _by_split(sources, read, config.columns, config.model_fields_set)
+    tasks = _by_split(sources, read, config.columns)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -139,25 +121,20 @@ def tasks_from(
 
     Args:
         dataset: training rows: a `datasets.Dataset`, or mappings of a column to its value.
-        columns: the column of each role, as in a run file's `dataset.columns`.
+        columns: the column of each role, as in a run file's `dataset.columns`; null reads none.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: the same, at most a fifth.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
     """
-    try:
-        # The section requires a path; it is not read.
-        config = DatasetConfig(path=Path("dataset"), columns=cast(Any, dict(columns or {})))
-    except ValidationError as error:
-        raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:
         source = "dataset" if split == "train" else f"dataset.{split}"
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, config.columns, sources)
+    return _by_split(sources, read, cast("Columns", columns or {}))
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
@@ -169,27 +146,18 @@ def _by_split(
     sources: Mapping[str, Any],
     read: Callable[[str, Any], tuple[list[Row], str]],
     columns: Columns,
-    set_by_user: Collection[str],
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 
     Args:
         sources: the data of each split, or the number of questions to hold out.
         read: returns the rows of a split's data, and the start of messages about them.
-        set_by_user: the splits whose number is the user's own, not a default.
     """
     sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
     data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
     tasks = {split: _make_tasks(rows, columns, source) for split, (rows, source) in data.items()}
     places = hold_out([_split_key(task) for task in tasks["train"]], sizes, data["train"][1])
     parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    short = {split for split in sizes if split in set_by_user and len(parts[split]) < sizes[split]}
-    if short:
-        counts = [
-            f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
-            for split, rows in parts.items()
-        ]
-        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
     warn_of_overlaps({split: [_split_key(task) for task in parts[split]] for split in data})
     return {split: _add_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
@@ -217,27 +185,7 @@ def _make_tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task
     names = list(dict.fromkeys(name for row in rows for name in row))
     rows = [{name: row.get(name) for name in names} for row in rows]
     column_of = _find_columns(columns, rows[0], source)
-    aliases = None
-    if "answers" in column_of and "answers" not in columns:
-        aliases = next((name for name in ALIAS_COLUMNS if name in names), None)
-    if aliases is not None:
-        warn(
-            f"{source}: the accepted answers are those of {column_of['answers']} and of {aliases}; name one "
-            "in dataset.columns.answers to read it alone"
-        )
-    # A CSV file or a column of texts may hold lists as JSON, or as Python writes them.
-    parsed_rows = [dict(row) for row in rows]
-    for column in (column_of["question"], column_of.get("answers"), aliases):
-        if column in names and (lists := parse_lists([row[column] for row in rows])):
-            warn(f"{source}: {column} holds lists written as text, which are read as lists")
-            for row, value in zip(parsed_rows, lists, strict=True):
-                row[column] = value
-    tasks = [
-        _make_task(row, column_of, aliases, f"{source}, row {i}")
-        for i, row in enumerate(parsed_rows, 1)
-    ]
-    # Reward functions get the cells as they are written.
-    return [replace(task, columns=row) for task, row in zip(tasks, rows, strict=True)]
+    return [_make_task(row, column_of, f"{source}, row {i}") for i, row in enumerate(rows, 1)]
 
 
 def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
@@ -262,7 +210,7 @@ def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
     return column_of
 
 
-def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: str) -> Task:
+def _make_task(row: Row, columns: Mapping[Column, str], place: str) -> Task:
     values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = get_nested(row, column, _MISSING)
@@ -271,11 +219,9 @@ def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, pla
                 f'{place}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    texts = {role: _read_text(values.get(role), role, columns, place) for role in _TEXTS}
+    texts = {role: plain_text(values.get(role)) for role in _TEXTS}
     messages, question = read_messages(values["question"], columns["question"], place)
-    answers, reasoning = _read_answers(values.get("answers"), columns.get("answers", ""), place)
-    if aliases is not None:
-        answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
+    answers, reasoning = reference_answers(values.get("answers"))
     return Task(
         id=texts["id"],
         question=f"{texts['context']}\n\n{question}" if texts["context"] else question,
@@ -284,26 +230,5 @@ def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, pla
         solution=texts["solution"] or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
+        columns=row,
     )
-
-
-def _read_answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
-    """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
-    answers, reasoning = reference_answers(value)
-    if answers or all(member is None or isinstance(member, str) for member in cells_of(value)):
-        return answers, reasoning
-    raise ConfigError(
-        f'{place}: "{column}" is {shorten(plain_value(value))}; expected text, a number, true or false, a list of '
-        f"them, or null: name another column in dataset.columns.answers, or a field below it ({column}.…)"
-    )
-
-
-def _read_text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -> str:
-    """Return a text or number as text; "" if there is none."""
-    text = plain_text(value)
-    if not text and value is not None and not isinstance(value, str):
-        raise ConfigError(
-            f'{place}: "{columns[role]}" is {shorten(value)}; expected text, or name another column in '
-            f"dataset.columns.{role}"
-        )
-    return text

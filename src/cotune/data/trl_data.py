@@ -1,9 +1,7 @@
 """Rows of a data set in TRL's form, `prompt` and any other columns, and the tasks that they make."""
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cotune.data.cells import (
@@ -23,45 +21,35 @@ from cotune.types import Task
 from cotune.utils.text import shorten
 
 _IMAGE_COLUMNS = ("image", "images")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def read_rows(
-    dataset: Any, name: str, rows_needed: int | None = None, needs_prompt: bool = True
-) -> list[dict[str, Any]]:
+def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[str, Any]]:
     """Read the rows of a data set as GRPOTrainer takes it; a set format such as "torch" is kept.
 
     Args:
-        dataset: a `datasets.Dataset` or `IterableDataset`, or a list of rows.
+        dataset: a `datasets.Dataset`, or a list of rows.
         name: the argument that it was given as, which starts error messages.
-        rows_needed: the rows that are read of a stream, which has no length; None refuses a stream.
         needs_prompt: whether each row needs a `prompt`; an environment can make it instead.
 
     Raises:
-        ConfigError: several splits at once, a stream of unknown length, no rows, images, or a
+        ConfigError: several splits at once, a stream, no rows, images, or a
             prompt that is missing or neither text nor chat messages; names the row, from 1.
     """
-    _refuse_images(getattr(dataset, "column_names", None) or (), name)
     if hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
-        if rows_needed is None:
-            raise ConfigError(
-                f"{name} is a stream, whose length is unknown; give a datasets.Dataset or a list of rows, or "
-                "to train on a stream set max_steps"
-            )
-        dataset = list(islice(cast("Iterable[Any]", dataset), rows_needed))
+        raise ConfigError(
+            f"{name} is a stream; expected a datasets.Dataset or a list of rows, such as list(data.take(1000))"
+        )
     rows = [dict(row) for row in check_rows(dataset, name)]
     if not rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
-    _refuse_images(rows[0], name)
+    if images := [column for column in rows[0] if column in _IMAGE_COLUMNS]:
+        raise ConfigError(
+            f"{name} has the column {images[0]}; expected only text, which is all that cotune trains "
+            "on: remove the column, or use trl.GRPOTrainer"
+        )
     for i, row in enumerate(rows, 1):
         if "prompt" in row or needs_prompt:
             _check_prompt(row, f"{name}, row {i}")
-    chats = [not isinstance(row["prompt"], str) for row in rows if "prompt" in row]
-    if len(set(chats)) > 1:
-        raise ConfigError(
-            f"{name} has texts and chat messages ({sum(chats)} of {len(chats)}) as prompts; expected "
-            "one form: write every prompt as messages, [{'role': 'user', 'content': …}]"
-        )
     return rows
 
 
@@ -80,14 +68,6 @@ def _check_prompt(row: dict[str, Any], place: str) -> None:
     elif not isinstance(prompt, str):
         raise ConfigError(
             f"{place}: the prompt is {shorten(cast(object, prompt))}; expected text or messages"
-        )
-
-
-def _refuse_images(columns: Iterable[str], name: str) -> None:
-    if images := [column for column in columns if column in _IMAGE_COLUMNS]:
-        raise ConfigError(
-            f"{name} has the column {images[0]}; expected only text, which is all that cotune trains "
-            "on: remove the column, or use trl.GRPOTrainer"
         )
 
 
@@ -137,7 +117,7 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     Args:
         text: the initial instruction as the prompts have it; "" if it is added to them.
     """
-    hashes = [sha(json.dumps(row, default=_make_stable, skipkeys=True))[:12] for row in rows]
+    hashes = [sha(json.dumps(row, default=str, skipkeys=True))[:12] for row in rows]
     ids = number_repeats([f"{split}-{digest}" for digest in hashes], "-")
     tasks: list[Task] = []
     for row, id in zip(rows, ids, strict=True):
@@ -165,12 +145,3 @@ def _read_reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     if not answers:
         return reference_answers(row.get("solution"))
     return answers, plain_text(row.get("solution")) or reasoning
-
-
-def _make_stable(value: Any) -> Any:
-    """Return a column's value in a form that is the same in every process, for a hash."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, cast("set[Any]", value)))
-    return _ADDRESS.sub("", str(value))

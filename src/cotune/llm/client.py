@@ -1,14 +1,12 @@
 """Metered LLMs that propose instructions: an OpenAI-compatible endpoint, and any other LLM.
 
-The key is removed from errors, and from replies unless it is too short to be a secret.
+The key is removed from errors and replies, unless it is too short to be a secret.
 """
 
-import asyncio
 import json
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,7 +16,6 @@ from cotune.protocols import LLM
 from cotune.run.costs import CostRow
 from cotune.run.record import Record
 from cotune.types import Completion, Section
-from cotune.utils.background import BackgroundLoop
 from cotune.utils.progress import begin
 from cotune.utils.text import encodable, hide_secrets, one_line
 from cotune.utils.values import check_range, check_url
@@ -26,29 +23,25 @@ from cotune.utils.values import check_range, check_url
 if TYPE_CHECKING:
     import openai
 
-_LOOP = BackgroundLoop()
-
 OPENAI_URL = "https://api.openai.com/v1"
 _SHOWN_CHARACTERS = 300
-_SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
+_SHORTEST_SECRET = (
+    8  # characters: a placeholder for a key, such as "none", may be a word of a reply
+)
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
-# Endpoints' reasons for the end of a reply, in lower case. A reply that ended for any other reason is whole:
-# an endpoint's own word for "stop" must not have every reply discarded and paid again.
-_CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "incomplete"}
-_BROKEN_OFF = {
-    # The endpoint stopped it.
-    "error", "error_limit", "error_toxic", "network_error", "insufficient_system_resource",
-    "abort", "aborted", "cancelled", "canceled", "user_cancel", "timeout",
-    # A filter did.
-    "content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive", "safety",
-    "recitation", "blocklist", "prohibited_content", "spii", "language", "other",
-    # The model called a tool, or waits.
-    "tool_calls", "tool_call", "tool_use", "function_call", "malformed_function_call",
-    "unexpected_tool_call", "pause_turn",
-}  # fmt: skip
-# Failures of a connection before a request was sent, which nobody charges.
-_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
+# Reasons for the end of a reply that is not whole. Any other is an endpoint's own word for "stop": such a reply
+# must not be discarded and paid again.
+_BROKEN_OFF = ("content_filter", "tool_calls", "function_call", "error")
+_CHECK_REQUEST = "check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
+# The fields of a run file that may be wrong, by the status of a refusal.
+_HINTS = {
+    400: _CHECK_REQUEST,
+    401: "check llm.api_key_env",
+    403: "check llm.api_key_env",
+    404: "check llm.base_url and llm.model",
+    422: _CHECK_REQUEST,
+}
 
 RETRIES = 4
 """Further attempts of a call after a failed first one."""
@@ -62,14 +55,14 @@ class OpenAIOptions(Section):
         kind: "openai".
         model: the model's name at the endpoint.
         base_url: the endpoint, up to and without "/chat/completions"; None is OpenAI's own.
-        api_key_env: NAME of the environment variable that holds the key; None sends none.
+        api_key_env: NAME of the environment variable that holds the key; None if the endpoint needs none.
         temperature: softmax temperature of the proposals; None leaves it to the endpoint.
         max_tokens: the most tokens of one reply, reasoning included.
         max_tokens_field: the endpoint's name for that limit; OpenAI's reasoning models take only
             "max_completion_tokens".
         extra_body: further fields of the request, for what only your endpoint knows, such as `{chat_template_kwargs:
             {enable_thinking: false}}` of vLLM. Not for secrets.
-        timeout_s: seconds to connect, and between two parts of a reply. A call takes at most five times as long.
+        timeout_s: seconds to connect, and between two parts of a reply; a call is tried five times.
         price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: no call is made once the run has spent this on calls, all attempts included; None sets no limit.
@@ -139,16 +132,15 @@ class Outcome:
     A value even where it failed: the exceptions of an HTTP stack may carry the request, and with it the API key.
 
     Attributes:
-        usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
+        usage: (prompt tokens, completion tokens) to be paid for; None without a plausible report.
         error: what went wrong, in one line; "" on success.
-        replied: whether a reply came, which is paid for even if it has no whole text; None if none came but the request
-            may have reached a model, and may have to be paid for.
+        replied: whether a reply came; one without a whole text is asked for again.
     """
 
     text: str = ""
     usage: tuple[int, int] | None = None
     error: str = ""
-    replied: bool | None = False
+    replied: bool = True
     truncated: bool = False
 
 
@@ -157,8 +149,8 @@ class OpenAIClient:
 
     openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
     as long as Retry-After says. A reply without a whole text is asked for again, as often. Other
-    statuses are final, and no redirect is followed. A reply without a usage report is counted at its upper
-    bound and marked as such; a request without a reply costs nothing.
+    statuses are final. A reply without a usage report, and a request that timed out, are counted at their
+    upper bound and marked as such; any other request without a reply costs nothing.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
@@ -170,33 +162,32 @@ class OpenAIClient:
         self._options = options
         self._record = record
         self._retries = retries
-        self._url = options.base_url or _openai_url()
+        self._url = options.base_url or OPENAI_URL
         self._key = _read_key(options.api_key_env)
         # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
         headers = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
         values = [line.partition(":")[2].strip() for line in headers]
-        self._secrets = [value for value in (self._key, *values) if value]
+        self._secrets = [v for v in (self._key, *values) if v and len(v) >= _SHORTEST_SECRET]
 
     def complete(self, prompt: str) -> Completion:
         """Return the model's reply to one user message; see `protocols.LLM`."""
         options = self._options
         prompt = encodable(prompt)
+        # A token has at least one byte.
+        upper_bound = (len(prompt.encode()) + _TEMPLATE_TOKENS, options.max_tokens)
         outcome = Outcome()
         for _ in range(1 + self._retries):
             self._record.check_budget(options.budget)
             begun = time.monotonic()
-            outcome = _LOOP.run(self._ask(prompt))
-            estimated = outcome.replied is not False and outcome.usage is None
-            # A token has at least one byte.
-            upper_bound = (len(prompt.encode()) + _TEMPLATE_TOKENS, options.max_tokens)
-            usage = upper_bound if estimated else outcome.usage or (0, 0)
+            outcome = self._ask(prompt)
+            usage = outcome.usage or upper_bound
             self._record.charge(
                 options.model,
                 prompt_tokens=usage[0],
                 completion_tokens=usage[1],
                 money=options.price(*usage),
                 error=outcome.error,
-                estimated=estimated,
+                estimated=outcome.usage is None,
                 seconds=time.monotonic() - begun,
             )
             if not outcome.error:
@@ -205,68 +196,64 @@ class OpenAIClient:
                 break
         raise LLMError(f"no reply from {options.model} at {self._url}: {outcome.error}")
 
-    async def _ask(self, prompt: str) -> Outcome:
+    def _ask(self, prompt: str) -> Outcome:
         import openai
 
         options = self._options
-        create = cast(Any, self._openai.chat.completions.with_raw_response.create)
-        absent_headers = [] if self._key else ["Authorization"]
-        if self._url != OPENAI_URL:
-            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
-            absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
+        create: Any = self._openai.chat.completions.with_raw_response.create
         try:
-            # openai's timeout only limits the pause between two parts of a reply.
-            async with asyncio.timeout(options.timeout_s * (1 + self._retries)):
-                reply = await create(
-                    model=options.model,
-                    messages=[{"role": "user", "content": prompt}],
-                    temperature=openai.omit if options.temperature is None else options.temperature,
-                    extra_headers={name: openai.Omit() for name in absent_headers},
-                    extra_body=options.extra_body or None,
-                    **{options.max_tokens_field: options.max_tokens},
-                )
-        except openai.APIStatusError as error:
-            return Outcome(error=_refusal(error.status_code, self._hide(error.response.text)))
-        except (TimeoutError, openai.APITimeoutError):
+            reply = create(
+                model=options.model,
+                messages=[{"role": "user", "content": prompt}],
+                temperature=openai.omit if options.temperature is None else options.temperature,
+                extra_body=options.extra_body or None,
+                **{options.max_tokens_field: options.max_tokens},
+            )
+        except openai.APITimeoutError:
             attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
-            return Outcome(error=f"timed out: no complete reply in {attempts}", replied=None)
+            # It may have reached a model, which charges for it.
+            return Outcome(error=f"timed out: no complete reply in {attempts}", replied=False)
         except openai.OpenAIError as error:
+            return Outcome(usage=(0, 0), error=self._describe_failure(error), replied=False)
+        outcome = parse_reply(reply.content.decode("utf-8", "replace"))
+        error = _shorten(self._hide(outcome.error))
+        return replace(outcome, text=self._hide(outcome.text), error=error)
+
+    def _describe_failure(self, error: Exception) -> str:
+        """Describe in a line why no reply came, with the run-file fields to check."""
+        import openai
+
+        if not isinstance(error, openai.APIStatusError):
             cause = error.__cause__ or error
-            reason = f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
-            unsent = type(cause).__name__ in _UNSENT
-            return Outcome(error=reason, replied=False if unsent else None)
-        outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
-        return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
+            return f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
+        body = _shorten(self._hide(error.response.text))
+        hint = _HINTS.get(error.status_code)
+        return f"HTTP status {error.status_code}: {body!r}" + (f": {hint}" if hint else "")
 
     @cached_property
-    def _openai(self) -> "openai.AsyncOpenAI":
+    def _openai(self) -> "openai.OpenAI":
         """Raise ConfigError if the environment's proxies cannot be used."""
         # Importing openai takes half a second; errors found before the first call do not need it.
         import openai
 
-        timeout_s = self._options.timeout_s
         try:
-            http = openai.DefaultAsyncHttpxClient(timeout=timeout_s, follow_redirects=False)
+            return openai.OpenAI(
+                # Not None, for which openai would use OPENAI_API_KEY.
+                api_key=self._key or "none",
+                base_url=self._url,
+                timeout=self._options.timeout_s,
+                max_retries=self._retries,
+            )
         except Exception as error:  # noqa: BLE001
             # Not `from error`: httpx's own message may quote an address with its password.
             raise ConfigError(
                 f"llm: the environment's proxy cannot be used ({type(error).__name__}); correct "
                 "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, or for SOCKS pip install 'httpx[socks]'"
             ) from None
-        return openai.AsyncOpenAI(
-            # Not None, for which openai would use OPENAI_API_KEY; the header is left out.
-            api_key=self._key or "none",
-            base_url=self._url,
-            timeout=timeout_s,
-            max_retries=self._retries,
-            http_client=http,
-        )
 
-    def _hide(self, text: str, shortest: int = 1) -> str:
-        """Hide secrets of at least `shortest` characters: a reply may hold a placeholder such as "none" as a word."""
+    def _hide(self, text: str) -> str:
         for secret in self._secrets:
-            if len(secret) >= shortest:
-                text = text.replace(secret, "***")
+            text = text.replace(secret, "***")
         return text
 
 
@@ -308,7 +295,13 @@ class MeteredLLM:
         completion = Completion("")
         failure = "interrupted"
         try:
-            completion = _as_completion(self._llm.complete(prompt), self._model)
+            reply = cast(object, self._llm.complete(prompt))
+            if not isinstance(reply, str | Completion):
+                raise LLMError(
+                    f"{self._model}.complete(prompt) returned {type(reply).__name__}; expected a text or "
+                    "cotune.Completion(text, prompt_tokens, completion_tokens)"
+                )
+            completion = Completion(reply) if isinstance(reply, str) else reply
             failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
             text = str(error)
@@ -329,100 +322,40 @@ class MeteredLLM:
         return completion
 
 
-def _as_completion(reply: object, name: str) -> Completion:
-    """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
-    if isinstance(reply, str):
-        return Completion(reply)
-    if reply is None or (
-        isinstance(reply, Completion) and not isinstance(cast(object, reply.text), str)
-    ):
-        raise LLMError(f"{name}.complete(prompt) returned no text")  # as the content of a refusal
-    if not isinstance(reply, Completion):
-        raise ConfigError(
-            f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
-            "cotune.Completion(text, prompt_tokens, completion_tokens)"
-        )
-    prompt = _token_count(reply.prompt_tokens)
-    completion = _token_count(reply.completion_tokens)
-    return replace(reply, prompt_tokens=prompt or 0, completion_tokens=completion or 0)
-
-
-def _token_count(value: object) -> int | None:
-    """Return a plausible number of tokens; None for anything else."""
-    return value if type(value) is int and 0 <= value < 2**31 else None
-
-
-def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
-    """Parse the body of a chat completion; `hide` removes the key from what an error shows."""
+def parse_reply(body: str) -> Outcome:
+    """Parse the body of a chat completion."""
     try:
-        reply: object = json.loads(body)
-    except (ValueError, RecursionError):
-        return Outcome(error=f"the reply is not JSON: {_shorten(hide(body))!r}", replied=True)
-    prompt = _token_count(_field(reply, "usage", "prompt_tokens"))
-    completion = _token_count(_field(reply, "usage", "completion_tokens"))
-    usage = None if prompt is None or completion is None else (prompt, completion)
-    choices = _field(reply, "choices")
-    if not isinstance(choices, list) or not choices:
-        error = f"the reply has no choices: {_shorten(hide(body))!r}"
-        return Outcome(error=error, usage=usage, replied=True)
-    choice = cast("list[object]", choices)[0]
-    text = _field(choice, "message", "content")
-    if isinstance(text, list):  # parts, of which those of type "thinking" are not the reply
-        parts = [p for p in cast("list[object]", text) if _field(p, "type") == "text"]
-        text = "".join(str(_field(part, "text") or "") for part in parts)
-    reported_reason = str(_field(choice, "finish_reason"))
-    reason = reported_reason.strip().lower().replace("-", "_")
-    quoted_reason = f"finish_reason {_shorten(hide(reported_reason))!r}"
-    error = ""
+        reply = json.loads(body)
+        choice = reply["choices"][0]
+        text = choice["message"].get("content")
+        reason = choice.get("finish_reason")
+        reported = reply.get("usage")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return Outcome(error=f"the reply is no chat completion: {body!r}")
+    usage = _read_usage(reported)
     if not isinstance(text, str) or not text.strip():
-        error = f"the reply has no text ({quoted_reason})"
-        if reason in _CUT_OFF:
+        error = f"the reply has no text (finish_reason {reason!r})"
+        if reason == "length":
             error += ": llm.max_tokens may be too low"
-        if refusal := _field(choice, "message", "refusal"):
-            error += f": it refused: {_shorten(hide(str(refusal)))!r}"
-    elif reason in _BROKEN_OFF:
-        error = f"the reply is not whole ({quoted_reason})"
-    if error:
-        return Outcome(error=error, usage=usage, replied=True)
-    return Outcome(encodable(str(text)), usage, replied=True, truncated=reason in _CUT_OFF)
+        return Outcome(usage=usage, error=error)
+    if reason in _BROKEN_OFF:
+        return Outcome(usage=usage, error=f"the reply is not whole (finish_reason {reason!r})")
+    return Outcome(encodable(text), usage, truncated=reason == "length")
 
 
-def _field(value: object, *names: str) -> object:
-    """Return a field of nested objects; None where there is none."""
-    for name in names:
-        value = cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _refusal(status: int, body: str) -> str:
-    """Describe a status other than 2xx, with the run-file field to check."""
-    error = f"HTTP status {status}: {_shorten(body)!r}"
-    if status < 400:
-        return f"{error}: redirects are not followed, check llm.base_url"
-    if status in (401, 403):
-        return f"{error}: check llm.api_key_env"
-    if status == 404:
-        return f"{error}: check llm.base_url and llm.model"
-    if status < 500 and status not in (408, 409, 429):
-        return f"{error}: check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
-    return error
+def _read_usage(usage: Any) -> tuple[int, int] | None:
+    """Return the reported numbers of tokens, of prompt and completion; None for what cannot be any."""
+    try:
+        counts: tuple[Any, Any] = usage["prompt_tokens"], usage["completion_tokens"]
+    except (LookupError, TypeError):
+        return None
+    return counts if all(type(n) is int and 0 <= n < 2**31 for n in counts) else None
 
 
 def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-
-
-def _openai_url() -> str:
-    """Return OpenAI's address; ConfigError if the environment names another, to which nothing would go."""
-    address = os.environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
-    if address not in ("", OPENAI_URL):
-        raise ConfigError(
-            "environment variable OPENAI_BASE_URL is set, but llm.base_url is not: set llm.base_url to that "
-            f"address, or to {OPENAI_URL}"
-        )
-    return OPENAI_URL
 
 
 def _read_key(variable: str | None) -> str | None:
@@ -433,10 +366,10 @@ def _read_key(variable: str | None) -> str | None:
         raise ConfigError(
             f"environment variable {variable} is not set, expected the API key: set it, or change llm.api_key_env"
         )
-    if not (key.isascii() and key.isprintable()) or " " in key:
+    # A line break would be quoted, with the key, by the HTTP library's error.
+    if not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            f"environment variable {variable} holds no API key, expected printable ASCII without "
-            "spaces: set it, or change llm.api_key_env"
+            f"environment variable {variable} holds no API key: change llm.api_key_env"
         )
     return key
 

@@ -4,9 +4,8 @@ Texts and queries become terms in the same way, as in Lucene's analyzers: words 
 more in lower case, without stop words, stemmed by Snowball.
 """
 
-import sys
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -15,23 +14,9 @@ import Stemmer
 
 from cotune.errors import ConfigError
 
-
-@contextmanager
-def without(package: str) -> Generator[None]:
-    """Import libraries as if an optional package of theirs were not installed."""
-    before = sys.modules.get(package)
-    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-        if before is not None:
-            sys.modules[package] = before
-
-
-# If jax is installed, bm25s calls it at import, and jax takes three quarters of a GPU's memory for the process.
-with without("jax"):
-    import bm25s
+# If jax is installed, bm25s calls it at import, and jax would take three quarters of a GPU's memory.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+import bm25s
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
@@ -105,12 +90,8 @@ def _build_index(texts: Iterable[str], language: str) -> bm25s.BM25:
 def _find_best(scores: Any, top_k: int) -> list[int]:
     """Return the rows of the `top_k` highest scores, best first; ties go to the lower row.
 
-    Which of several equal scores a partition selects (and so `retrieve` of bm25s) depends on the
-    processor. So it only finds a score that at least `top_k` rows reach; a stable sort of these rows
-    then selects. Zeros are left out of it, since many equal scores make it slow.
+    Which of several equal scores `retrieve` of bm25s selects depends on the processor. Only scores above zero are
+    sorted, and the first rows, in case they are too few.
     """
-    # With the first rows, in case too few score above zero.
     rows = np.union1d(np.flatnonzero(scores), np.arange(top_k))
-    least = np.partition(scores[rows], -top_k)[-top_k]
-    rows = rows[scores[rows] >= least]
     return rows[np.argsort(-scores[rows], kind="stable")[:top_k]].tolist()

@@ -2,8 +2,8 @@ r"""Answers in \boxed{…}: extracted from a text, and compared with ground trut
 
 A policy's answer may be hostile: "9**9**9**9" or deep nesting must neither hang a run nor exhaust
 its memory. math-verify limits its time by `signal.alarm`, which fails in threads and does not
-interrupt sympy inside C code. So it runs in separate processes, which are killed if they take too long: this file,
-run by its path, so it imports nothing of cotune at its top.
+interrupt sympy inside C code. So it runs in separate processes, which the kernel ends if they take too long: this
+file, run by its path, so it imports nothing of cotune at its top.
 """
 
 import importlib
@@ -24,10 +24,6 @@ from typing import Any
 MAX_CHARACTERS = 1000
 """Longer answers score 0 without being compared."""
 
-_START_SECONDS = 60.0
-_BUSY = 10
-"""A worker ends itself after an answer's CPU seconds. One that does not is killed after this many times as
-long, plus 5 s, by the clock."""
 _MOST_WORKERS = 4
 _PER_WORKER = 16
 """Answers for which one more worker is started, which takes about as long as comparing twice as many."""
@@ -161,26 +157,21 @@ class _Worker:
 
     def __init__(self) -> None:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
-        command = [sys.executable, "-P", __file__]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                encoding="utf-8",
-                # sympy's order of simplification may depend on the order of sets.
-                env={**os.environ, "PYTHONHASHSEED": "0"},
-            )
-            hello = self._exchange("", _START_SECONDS)
-        except OSError as failure:
-            hello = {"error": str(failure)}
-        ended = {"error": f"it ended, or was not ready within {_START_SECONDS:g} s"}
-        if error := (hello or ended).get("error"):
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            # sympy's order of simplification may depend on the order of sets.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+        hello = self._exchange("") or {"error": "it ended"}
+        if "error" in hello:
             from cotune.errors import ConfigError
 
             raise ConfigError(
-                f"the worker that compares answers did not start: {error}; check that "
+                f"the worker that compares answers did not start: {hello['error']}; check that "
                 f"`{sys.executable} -c 'import math_verify'` works (pip install 'math-verify[antlr4_13_2]')"
             )
 
@@ -192,29 +183,21 @@ class _Worker:
     def compare(self, answer: str, truths: Sequence[str], seconds: float) -> float:
         """Return the reward of an answer; 0 if it took more than `seconds`, which ends the worker."""
         question = json.dumps({"answer": answer, "truths": truths, "seconds": seconds})
-        reply = self._exchange(question + "\n", _BUSY * seconds + 5)
+        reply = self._exchange(question + "\n")
         return float(reply is not None and reply["equal"])
 
-    def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
-        """Send a line and read one; None if the worker crashed or was killed for being late."""
+    def _exchange(self, line: str) -> dict[str, Any] | None:
+        """Send a line and read one; None if the worker ended before it replied."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        timer = threading.Timer(seconds, self._process.kill)
-        timer.daemon = True
-        timer.start()
-        reply = ""
-        try:
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-                reply = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-            # After Ctrl-C, too: a reply that was not read would be mistaken for the next one.
-            if not reply.endswith("\n"):
-                self._process.kill()
-                self._process.wait()
-        return json.loads(reply) if reply.endswith("\n") else None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        reply = self._process.stdout.readline()
+        if reply.endswith("\n"):
+            return json.loads(reply)
+        self._process.wait()
+        return None
 
 
 def _read_integer(text: str) -> str | None:
@@ -331,10 +314,8 @@ def differ(answer: Sequence[object], truth: Sequence[object]) -> bool:
 
 def limit_memory() -> None:
     """Limit the address space if the system supports it."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    with suppress(ValueError, OSError):  # macOS refuses
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with suppress(ValueError, OSError):  # macOS refuses, and so does a system with a lower limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -37,11 +36,8 @@ ARGUMENTS = (
 BUILT_IN = (*REWARDS, "boxed")
 """Names of the rewards that compare a rollout's answer with its task's."""
 
-# The squares of larger rewards overflow in the trainer's 32-bit floats.
-_LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
-_log = logging.getLogger("cotune")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +88,7 @@ class _Loaded:
 
     @functools.cached_property
     def parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):
-            # Some built-in callables have no signature; they get every argument.
-            return [inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)]
+        return list(inspect.signature(self.function).parameters.values())
 
     def select(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the function accepts: all, if it has **kwargs."""
@@ -152,8 +144,7 @@ class RewardFunctions:
         trainer_state: passed to functions; the trainer's own state if there is a trainer.
 
     Raises:
-        ConfigError: no function, something that is not a function, a weight that is not finite, or a reference that
-            cannot be imported.
+        ConfigError: no function, something that is not a function, or a reference that cannot be imported.
     """
 
     def __init__(self, functions: Sequence[RewardFunction | str | WeightedReward]) -> None:
@@ -165,7 +156,6 @@ class RewardFunctions:
             loaded = _load(function if is_weighted else WeightedReward(function=function))
             self._functions.append(replace(loaded, name=self._free_name(loaded.name)))
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
-        self._warned = False
 
     @property
     def measure(self) -> str:
@@ -186,7 +176,7 @@ class RewardFunctions:
         """Return the rollouts with their rewards; see `protocols.Rewards`.
 
         Raises:
-            ConfigError: a function raises, or does not return a number below 1e15 for each rollout.
+            ConfigError: a function raises, or does not return a finite number for each rollout.
         """
         if not trajectories:
             return []
@@ -212,14 +202,6 @@ class RewardFunctions:
                     extra={column: values[i] for column, values in extra.items()},
                     scored=bool(parts),
                 )
-            )
-        unscored = next((t.task.id for t in results if not t.scored), None)
-        if unscored is not None and not self._warned:
-            self._warned = True
-            _log.warning(
-                "rewards: every function returned None for a rollout of task %s, which is not trained on; "
-                "return a number from at least one of them",
-                unscored,
             )
         return results
 
@@ -266,10 +248,6 @@ class RewardFunctions:
         """Return the results of the functions, by name; async ones run together, beside the others."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
-            if len(values) != len(trajectories):
-                raise ValueError(
-                    f"log_extra({column!r}, …) has {len(values)} values; expected {len(trajectories)}"
-                )
             extra[column] = values
 
         def log_metric(name: str, value: float) -> None:
@@ -332,21 +310,13 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
 def _load(reward: WeightedReward) -> _Loaded:
     """Load and check a function with its weight."""
     function = reward.function
-    label = function if isinstance(function, str) else _name_of(function)
     if isinstance(function, str):
         function = load_reward(function)
-    is_module = hasattr(function, "named_parameters")
-    if not callable(function) or isinstance(function, type) or is_module:
+    if not callable(function):
         raise ConfigError(
-            f"rewards: {label} is no function; expected a function or a callable object: wrap a class or a "
-            "model in a function that takes completions and gives a number for each"
+            f"rewards: {_name_of(function)} is no function; expected a function or a callable object"
         )
-    weight = finite(reward.weight)
-    if weight is None:
-        raise ConfigError(
-            f"rewards: the weight of {label} is {reward.weight!r}; expected a finite number"
-        )
-    return _Loaded(_name_of(function), function, weight, reward.messages)
+    return _Loaded(_name_of(function), function, reward.weight, reward.messages)
 
 
 def _list_arguments(
@@ -436,9 +406,9 @@ def _read_score(name: str, value: Any, id: str) -> Scored:
         if len(pair) == 2 and isinstance(pair[1], str):
             score, feedback = pair
     number = finite(score)
-    if score is not None and (number is None or abs(number) > _LARGEST):
+    if score is not None and number is None:
         raise ConfigError(
-            f"rewards: {name} returned {shorten(value)} for task {id}; expected a number below {_LARGEST:g}, None "
+            f"rewards: {name} returned {shorten(value)} for task {id}; expected a finite number, None "
             "where it does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)

@@ -13,13 +13,12 @@ Reward = Callable[[str | None, Sequence[str]], float]
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_CLOSED = ("yes", "no", "noanswer")
 
 
 def normalize(text: str) -> str:
     """Return SQuAD's normal form: lower case, no ASCII punctuation, no articles, single spaces.
 
-    In this order, as in all three scorers: "the-cat" becomes "thecat", which has no article.
+    In this order, as in the official scorers: "the-cat" becomes "thecat", which has no article.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
@@ -31,16 +30,7 @@ def exact_match(answer: str | None, golds: Sequence[str]) -> float:
 
 def f1_squad(answer: str | None, golds: Sequence[str]) -> float:
     """Return the token F1 of SQuAD 2.0's `compute_f1`: if either is empty, 1 if both are, else 0."""
-    return _best(lambda a, b: _f1(a, b) if a and b else float(a == b), answer, golds)
-
-
-def f1_hotpot(answer: str | None, golds: Sequence[str]) -> float:
-    """Return the token F1 of HotpotQA's `f1_score`: "yes", "no" and "noanswer" score 1 or 0, two empty texts 0."""
-
-    def f1(a: str, b: str) -> float:
-        return 0.0 if a != b and (a in _CLOSED or b in _CLOSED) else _f1(a, b)
-
-    return _best(f1, answer, golds)
+    return _best(_f1, answer, golds)
 
 
 def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequence[str]) -> float:
@@ -53,6 +43,8 @@ def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequenc
 
 def _f1(answer: str, gold: str) -> float:
     """Return the harmonic mean of the precision and recall of the answer's tokens."""
+    if not (answer and gold):
+        return float(answer == gold)
     answer_tokens = answer.split()
     gold_tokens = gold.split()
     same = (Counter(answer_tokens) & Counter(gold_tokens)).total()
@@ -66,6 +58,5 @@ def _f1(answer: str, gold: str) -> float:
 REWARDS: Mapping[str, Reward] = {
     "exact_match": exact_match,
     "f1_squad": f1_squad,
-    "f1_hotpot": f1_hotpot,
 }
 """Rewards by the name that a run file gives them."""

@@ -94,12 +94,12 @@ def test_sampled_beside_greedy(small: RunConfig, evaluate: Evaluate) -> None:
 
 
 def search_r1_file(config: RunConfig, path: Path) -> Path:
-    """The run's test questions in Search-R1's schema, as if of two data sets."""
+    """The run's test questions in Search-R1's schema."""
     tasks = environment_of(config).tasks("test")
     rows = [
         {
-            "id": f"test_{i // 2}", "question": task.question, "golden_answers": list(task.answers),
-            "data_source": ("nq", "hotpotqa")[i % 2], "ability": "fact-reasoning",
+            "id": f"test_{i}", "question": task.question, "golden_answers": list(task.answers),
+            "data_source": "hotpotqa", "ability": "fact-reasoning",
             "prompt": [{"role": "user", "content": task.question}],
             "reward_model": {"ground_truth": {"target": list(task.answers)}, "style": "rule"},
             "extra_info": {"index": i, "split": "test"},

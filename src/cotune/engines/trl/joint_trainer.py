@@ -164,7 +164,7 @@ class JointTrainer(PolicyUpdate):
         chat = True
         parts = None
         if environment is None:
-            data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
+            data = read_data(method, train_dataset, eval_dataset, tools, environment_factory)
             environment = data.environment
             parts = data.parts
             chat = data.chat

@@ -65,7 +65,6 @@ class ScriptData:
 
 
 def read_data(
-    args: GRPOConfig,
     method: JointMethod,
     train_dataset: Any,
     eval_dataset: Any,
@@ -89,7 +88,7 @@ def read_data(
     rows = episodes
     if train_dataset is not None:
         needs_prompt = environment_factory is None
-        rows = read_rows(train_dataset, "train_dataset", _rows_needed(args), needs_prompt)
+        rows = read_rows(train_dataset, "train_dataset", needs_prompt)
     validation = [] if eval_dataset is None else read_sets(eval_dataset)
     every_row = [*rows, *(row for _, row in validation)]
     options = method.options
@@ -149,14 +148,6 @@ def tasks_of_sets(rows: Sequence[NamedRow], split: str, text: str) -> list[Task]
     """Turn each row into a task, as `tasks_of`; its stratum is the name of its data set."""
     tasks = tasks_of([row for _, row in rows], split, text)
     return [replace(task, stratum=name) for (name, _), task in zip(rows, tasks, strict=True)]
-
-
-def _rows_needed(args: GRPOConfig) -> int | None:
-    """Return the rows that are read of a stream; None if `max_steps` does not say."""
-    if args.max_steps < 1:
-        return None
-    questions = (args.generation_batch_size or 1) // (args.num_generations or 1)
-    return -(-args.max_steps // steps_per_batch(args)) * max(1, questions)
 
 
 def fit_arguments(args: GRPOConfig, questions: int) -> None:

@@ -14,7 +14,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.questions import EvaluationOptions, QuestionSet, question_sets
 from cotune.policy.policy_files import check_whole
-from cotune.rewards.qa import REWARDS, Reward
+from cotune.rewards.qa import Reward, exact_match, f1_squad
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
@@ -275,9 +275,9 @@ def _figures_on(
     policy: Coordinator, columns: Sequence[Column], questions: QuestionSet, samples: int
 ) -> list[Figure]:
     measure = measure_of(questions.environment, questions.rewards)
-    metrics = {"f1": REWARDS[questions.f1]} if questions.f1 else {}
-    if questions.f1 and measure != EXACT_MATCH:
-        metrics = {"exact_match": REWARDS["exact_match"], **metrics}
+    metrics = {"f1": f1_squad} if questions.has_short_answers else {}
+    if metrics and measure != EXACT_MATCH:
+        metrics = {"exact_match": exact_match, **metrics}
     titles = {"reward": measure, "exact_match": EXACT_MATCH, "f1": "F1"}
     prompts = {column.name: Prompt(column.instruction, column.hint) for column in columns}
     scores = score(policy, prompts, questions, samples, metrics)

@@ -45,7 +45,7 @@ class QuestionSet:
         source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
         tasks: the first of the questions, which are evaluated.
-        f1: of a question-answering benchmark, the F1 scorer, a name in `cotune.rewards.qa.REWARDS`; "" for others.
+        has_short_answers: whether it is a benchmark of question answering, with exact match and F1 beside the reward.
     """
 
     name: str
@@ -54,7 +54,7 @@ class QuestionSet:
     environment: Environment
     rewards: RewardFunctions | None
     tasks: Sequence[Task]
-    f1: str = ""
+    has_short_answers: bool = False
 
 
 def question_sets(
@@ -144,5 +144,7 @@ def _benchmark_set(
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
         check_columns(rewards, benchmark_environment, [name])
     # Files of the user's own have answers that need not be short.
-    f1 = benchmark.f1 if benchmark.hub and benchmark.kind == "qa" else ""
-    return QuestionSet(name, benchmark.title, source, benchmark_environment, rewards, tasks, f1)
+    has_short_answers = bool(benchmark.hub) and benchmark.kind == "qa"
+    return QuestionSet(
+        name, benchmark.title, source, benchmark_environment, rewards, tasks, has_short_answers
+    )
