@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
+from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
 from cotune.methods.fst import METHOD, Fst, FstOptions, Gepa, GepaOptions
 from cotune.methods.method import Context, RunShape
 from cotune.methods.text_evolution import greedy_cover
@@ -64,8 +64,6 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     assert decomposing(strategy.best_prompt().instruction) == 0.9
     assert strategy.choice().rollouts > 0
     assert strategy.choice().steps > 0
-    ids = [row["id"] for row in events.of("instruction_born")]
-    assert ids == [f"i{n}" for n in range(len(ids))]
     # A prompt is scored on questions that no reflection shows.
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
@@ -77,25 +75,6 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
     assert last[choice.instruction.id] == choice.weight == max(last.values())
     assert strategy.evolve_if_due(Progress(7, 0, 9), policy, rules_llm(3), events) == {}
-
-
-def test_a_round_that_lost_its_scores_keeps_the_prompts():
-    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
-    run(strategy, policy, rules_llm(3), events, range(1, 4), TASKS)
-    before = strategy.state_dict()
-
-    def failing(assignments: Sequence[Assignment], **how: Any) -> list[Trajectory]:
-        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
-        done = policy(assignments, **how)
-        return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
-
-    strategy.evolve_if_due(Progress(4, 0, 9), failing, rules_llm(3), events)
-    after = strategy.state_dict()
-    assert after["rows"] == before["rows"]
-    assert "environment error: the prompts in use stay" in events.of("notice")[-1]["text"]
-    new = {row["id"] for row in events.of("instruction_pruned") if "lost" in row["cause"]}
-    born = {one["id"] for one in after["lineage"]} - {one["id"] for one in before["lineage"]}
-    assert new == born
 
 
 def test_a_last_stage_without_anything_to_distil_says_so():
@@ -145,7 +124,7 @@ def test_a_round_that_the_budget_does_not_cover_is_skipped():
 def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
     strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
     llm = ScriptedLLM(["no block at all"] * 50)
-    with pytest.raises(EvolutionError, match="2 phases in a row"):
+    with pytest.raises(EvolutionError, match="phases in a row: 2"):
         run(strategy, policy, llm, events, range(1, 9), TASKS)
     assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
 
@@ -214,15 +193,14 @@ def one_skill_more(n: int, prompt: str) -> str:
     return reply(f"{now} Mind {lacks[0] if lacks else 'it'}, alpha{n}x beta{n}x gamma{n}x.")
 
 
-def gepa(options: GepaOptions = SMALL, **context: Any) -> Gepa:
-    given: dict[str, Any] = {"instruction": START, "tasks": questions(), "seed": 5, **context}
-    return Gepa(options, Context(**given))
+def gepa(options: GepaOptions = SMALL) -> Gepa:
+    return Gepa(options, Context(instruction=START, tasks=questions(), seed=5))
 
 
 def searched(
-    write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL, **also: Any
+    write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL
 ) -> tuple[Gepa, Policy, Author, Events]:
-    strategy = gepa(options, **also)
+    strategy = gepa(options)
     policy, author, record = policy_of(options.scoring == "greedy"), Author(write), Events()
     strategy.evolve_if_due(FIRST, policy, author, record)
     return strategy, policy, author, record
@@ -250,13 +228,7 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
         strategy.best_instruction_id(), max(means), 10,
     )  # fmt: skip
 
-    first, *others = record.of("instruction_born")
-    assert (first["id"], first["text"], first["parent"], first["score"]) == (
-        "i0",
-        START,
-        None,
-        None,
-    )
+    _, *others = record.of("instruction_born")
     assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
     for index, row in enumerate(others, 1):
         assert row["text"] == found[index].text
@@ -277,18 +249,17 @@ def test_a_search_without_failures_says_that_it_asked_for_nothing():
     assert "no failure to reflect on" in record.of("notice")[-1]["text"]
 
 
-def test_rollouts_with_an_environment_error_are_not_shown():
+def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     def failing(rows: Sequence[Assignment], **how: Any) -> list[Trajectory]:
         lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
         return [replace(trajectory, **lost) for trajectory in policy_of()(rows, **how)]
 
-    strategy, author = gepa(), Author(one_skill_more)
-    with pytest.raises(EngineError, match="all rollouts to reflect on ended in an environment"):
-        strategy.evolve_if_due(FIRST, failing, author, Events())
-    assert not author.prompts
-    author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
+    author, record = Author(one_skill_more), Events()
     gepa().evolve_if_due(FIRST, failing, author, record)
-    assert "ended in an environment error" in record.of("notice")[-1]["text"]
+    assert not author.prompts
+    lost, unasked = (row["text"] for row in record.of("notice"))
+    assert "rollouts that score texts ended in an environment error and count as 0" in lost
+    assert "no failure to reflect on" in unasked
 
 
 def test_an_answer_that_was_not_shown_is_no_leak():
@@ -306,9 +277,9 @@ def test_an_answer_that_was_not_shown_is_no_leak():
 @pytest.mark.parametrize("scoring", ["greedy", "sampled"])  # the policy checks that it is asked so
 def test_the_truth_is_shown_where_it_is_asked_for(shown: bool, scoring: Any):
     _, _, author, _ = searched(options=replace(SMALL, show_answers=shown, scoring=scoring))
-    assert all(f"{START[:-1]}" in prompt for prompt in author.prompts)
-    assert all("Keep these texts in the new instruction" in prompt for prompt in author.prompts)
-    assert all("<think>, </think>" in prompt for prompt in author.prompts)
+    assert all(START[:-1] in prompt for prompt in author.prompts)
+    kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>"
+    assert all(kept in prompt for prompt in author.prompts)
     assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
 
 
@@ -317,7 +288,7 @@ def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
         (LLMError("gone"), "LLMError: gone"),
         (BudgetError("no money"), "no money"),
     ):
-        with pytest.raises(EvolutionError, match=f"the only phase failed .*{said}"):
+        with pytest.raises(EvolutionError, match=f"failed, phases in a row: 1 .*{said}"):
             searched(raising(error))
 
 
@@ -328,9 +299,3 @@ def test_the_state_holds_the_search():
     assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
     assert again.state_dict() == strategy.state_dict()
     assert again.evolve_if_due(FIRST, policy_of(), Author(raising(LLMError("no"))), Events()) == {}
-    fresh = gepa()
-    fresh.load_state_dict(fresh.state_dict())
-    assert fresh.best_instruction_id() == "i0"
-    assert [(i.id, fresh._means.get(i.id)) for i in fresh._lineage] == [("i0", None)]
-    with pytest.raises(ConfigError, match="1 training questions; GEPA expects 2 or more"):
-        gepa(tasks=questions(1))

@@ -37,7 +37,6 @@ from cotune.methods.proposals import (
     surroundings,
 )
 from cotune.methods.text_evolution import (
-    FENCED,
     MINIBATCH,
     DevScores,
     GepaSearchOptions,
@@ -51,6 +50,7 @@ from cotune.methods.text_evolution import (
     least_budget,
     mean_scores,
     ranked,
+    read_fenced,
     split,
 )
 from cotune.protocols import Recorder, State
@@ -122,7 +122,7 @@ class Fst(EvolvedInstructions):
         self._key = f"{self.name}/{self.seed}"
         self._dev, self._train = split(context.tasks, options.dev_size, self._key)
         self._description = context.description
-        self._account = ProposalAccount("instruction", FENCED, needed=True)
+        self._account = ProposalAccount("instruction", read_fenced, needed=True)
         self._means: dict[str, float] = {}  # last mean dev score by id
         self._rows: DevScores = {}  # of the prompts in use, the best first; none before a round
         self._rounds = 0
@@ -183,23 +183,15 @@ class Fst(EvolvedInstructions):
         self._lineage = search.instructions
         scores = {prompt.id: by_text[prompt.text] for prompt in (*used, *self._lineage[born:])}
         # 3. The prompts in use are those that cover the Pareto front of all.
-        cause = "not in the cover"
-        if search.scores_are_lost("the prompts in use stay"):
-            cause = "its scores were lost"
-            self._means = mean_scores(scores) | self._means
-            self._rows = {
-                prompt.id: self._rows.get(prompt.id, scores[prompt.id]) for prompt in used
-            }
-        else:
-            self._means |= mean_scores(scores)
-            ids = [*scores]
-            # The first has the highest mean; ties go to the earliest.
-            cover = greedy_cover([*scores.values()], -math.inf)[: options.prompts]
-            in_use = {ids[i] for i in cover}
-            self._rows = {
-                identity: scores[identity] for identity in ranked(scores) if identity in in_use
-            }
-        self._report_round(scores, cause, evolution.record)
+        self._means |= mean_scores(scores)
+        ids = [*scores]
+        # The first has the highest mean; ties go to the earliest.
+        cover = greedy_cover([*scores.values()], -math.inf)[: options.prompts]
+        in_use = {ids[i] for i in cover}
+        self._rows = {
+            identity: scores[identity] for identity in ranked(scores) if identity in in_use
+        }
+        self._report_round(scores, evolution.record)
         front = [max(column) for column in zip(*self._rows.values(), strict=True)]
         metrics = {
             "evaluations": search.evaluations,
@@ -213,13 +205,12 @@ class Fst(EvolvedInstructions):
     def _search_key(self, step: int) -> str:
         return f"{self._key}/{step}"
 
-    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, record: Recorder) -> None:
         """Record the instructions of a round that are not in use after it."""
         for identity in scores:
             if identity not in self._rows:
-                record_gone(
-                    identity, self._means[identity], self._observed[identity], cause, record
-                )
+                weight = self._means[identity]
+                record_gone(identity, weight, self._observed[identity], "not in the cover", record)
 
     # ---- slow weights
 
@@ -324,13 +315,13 @@ class InstructionSearch(TextSearch):
         self._before = 0  # rollouts before the search itself
         self._part = -1  # of the budget, when progress was last recorded
         lineage = {instruction.text: instruction.shown for instruction in instructions}
-        super().__init__(plan, evolution, account, rules, self._refuse, lineage)
+        super().__init__(plan, evolution, account, rules, lineage)
 
     def run(self, seed: Instruction, last: bool) -> DevScores:
         """Return all texts with their scores, the seed first; the accepted ones join the instructions.
 
         Raises:
-            EngineError, EvolutionError: see `end_phase`, which takes `last`.
+            EvolutionError: see `end_phase`, which takes `last`.
         """
         self._before = self.evaluations
         budget = self.left
@@ -373,13 +364,15 @@ class InstructionSearch(TextSearch):
         record_born(instruction, self.record, score, parent_score)
 
     def record_rejected(
-        self, text: str, parent: str, score: float, parent_score: float, reason: str
+        self,
+        text: str,
+        parent: str,
+        reason: str,
+        score: float | None = None,
+        parent_score: float | None = None,
     ) -> None:
         parent_id = self._ids[parent]
         record_rejected(text, parent_id, self._origin, reason, self.record, score, parent_score)
-
-    def _refuse(self, text: str, parent: str, reason: str) -> None:
-        record_rejected(text, self._ids[parent], self._origin, reason, self.record)
 
     def record_progress(self, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
@@ -506,7 +499,7 @@ class Gepa(Fst):
     def _search_key(self, step: int) -> str:
         return self._key
 
-    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, record: Recorder) -> None:
         """Record the best instruction, which the run keeps."""
         first = self._prompts[0]
         others = [identity for identity in ranked(scores) if identity != first]

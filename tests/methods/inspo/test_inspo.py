@@ -408,7 +408,6 @@ def test_a_hidden_answer_gains_nothing():
     run(strategy, policy, Author(hiding), events, range(1, 6), make_tasks(20))
     (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
     assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
-    assert any("no rollout of them was rewarded" in row["text"] for row in events.of("notice"))
     prompt = Prompt(leak["text"])
     rows = [Assignment(task, prompt, prompt, "", 0) for task in make_tasks(20)]
     gained = {t.task.id for t in policy(rows, purpose="train") if t.reward}
@@ -472,7 +471,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, propose
     ("changes", "message"),
     [
         ({"population_size": 0}, "population_size is 0"),
-        ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
+        ({"parents": 4}, "parents is 4; expected fewer than population_size, 4"),
         ({"prune_every": -1}, "prune_every is -1"),
         ({"selection_temperature": 0.0}, "selection_temperature is 0.0"),
     ],
@@ -482,20 +481,9 @@ def test_options_are_checked(changes, message):
         options(**changes)
 
 
-@pytest.mark.parametrize(
-    ("steps", "count", "notices"),
-    [
-        (4, 8, ["the run of 4 steps ends before its first evolution, due after step 4"]),
-        (90, 3, ["3 questions a step"]),
-        (90, 4, []),
-    ],
-)
-def test_a_run_too_short_or_of_few_questions_a_step_is_noticed_once(
-    steps: int, count: int, notices: list[str]
-) -> None:
-    events, llm = Events(), ScriptedLLM([REWRITES])
-    policy = ScriptedRollout(decomposing)
-    run(inspo(), policy, llm, events, range(1, 3), TASKS[:count], total=steps)
-    texts = [row["text"] for row in events.of("notice")]
-    assert len(texts) == len(notices)
-    assert all(text.startswith(notice) for text, notice in zip(texts, notices, strict=True))
+@pytest.mark.parametrize("count", [3, 4])
+def test_few_questions_a_step_are_noticed_once(count: int) -> None:
+    events, policy = Events(), ScriptedRollout(decomposing)
+    run(inspo(), policy, ScriptedLLM([REWRITES]), events, range(1, 3), TASKS[:count])
+    starts = [row["text"].partition(",")[0] for row in events.of("notice")]
+    assert starts == ["3 questions a step"] * (count == 3)

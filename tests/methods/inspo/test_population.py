@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.inspo.population import Population, selection_probabilities, too_close_to_call
+from cotune.methods.inspo.population import Population
+from cotune.methods.method import too_close_to_call
 from cotune.types import Instruction
 
 
@@ -18,16 +19,16 @@ def population(*weights: float, window: int = 3, temperature: float = 0.2) -> Po
 
 def test_selection_probabilities_by_hand():
     # exp(0.4/0.2) : exp(0.2/0.2) : exp(0) = 7.389056 : 2.718282 : 1, sum 11.107338
-    got = selection_probabilities([0.4, 0.2, 0.0], 0.2)
-    assert got == pytest.approx([0.665241, 0.244728, 0.090031], abs=1e-6)
-    huge = selection_probabilities([1e6, 1e6, -1e6], 0.01)
+    by_hand = pytest.approx([0.665241, 0.244728, 0.090031], abs=1e-6)
+    assert population(0.4, 0.2, 0.0).probabilities() == by_hand
+    huge = population(1e6, 1e6, -1e6, temperature=0.01).probabilities()
     assert huge == pytest.approx([0.5, 0.5, 0.0])
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=9), st.floats(0.01, 5), st.floats(-9, 9))
 def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperature, shift):
-    got = selection_probabilities(weights, temperature)
-    moved = selection_probabilities([w + shift for w in weights], temperature)
+    got = population(*weights, temperature=temperature).probabilities()
+    moved = population(*(w + shift for w in weights), temperature=temperature).probabilities()
     assert math.fsum(got) == pytest.approx(1.0)
     assert moved == pytest.approx(got, abs=1e-6)
 

@@ -10,7 +10,7 @@ from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, HintSearch
 from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED
+from cotune.methods.text_evolution import read_fenced
 from cotune.protocols import LLM, Recorder
 from cotune.types import Assignment, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
@@ -81,18 +81,15 @@ def evolve(
 ) -> tuple[HintPool, HintSearch]:
     options = replace(SMALL, **changes)
     now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
-    account = ProposalAccount("hint", FENCED)
+    account = ProposalAccount("hint", read_fenced)
     hard = tasks_of_two_kinds(count)
     search = HintSearch(hard, options, "Solve it.", "", "test", now, account, TextRules())
     return search.run(1), search
 
 
-def described(policy: Policy, author: Author, record: Events, pool: HintPool) -> str:
+def one_phase() -> str:
+    """Return everything that a phase asked for and brought, as JSON."""
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    pool, _ = evolve(policy, author, record)
     calls = [[(a.task.id, a.sampled.hint) for a in call] for call in policy.calls]
     return json.dumps([calls, author.prompts, record.rows, asdict(pool)])
-
-
-def one_phase(reflection: str) -> str:
-    policy, author, record = Policy(), Author(one_keyword_each), Events()
-    pool, _ = evolve(policy, author, record, reflection=reflection)
-    return described(policy, author, record, pool)
