@@ -272,15 +272,12 @@ class TextSearch(ABC):
         """Record that a text joined; the scores are the means of both over dev."""
 
     @abstractmethod
-    def record_rejected(
-        self,
-        text: str,
-        parent: str,
-        reason: str,
-        score: float | None = None,
-        parent_score: float | None = None,
-    ) -> None:
-        """Record that a text did not join; the scores are the means of both over its minibatch, if it was valid."""
+    def record_rejected(self, text: str, parent: str, reason: str, **scores: float) -> None:
+        """Record that a text did not join.
+
+        Args:
+            scores: of a valid text, `score` and `parent_score`, the means of both over its minibatch.
+        """
 
     @abstractmethod
     def record_progress(self, texts: int, best: float) -> None:
@@ -480,8 +477,8 @@ class TextSearch(ABC):
                     proposal.candidate[_PART],
                     texts[proposal.parent_program_ids[0]],
                     "no budget left to score it" if beat_parent else "not above its parent",
-                    fmean(proposal.subsample_scores_after),
-                    fmean(proposal.subsample_scores_before),
+                    score=fmean(proposal.subsample_scores_after),
+                    parent_score=fmean(proposal.subsample_scores_before),
                 )
         return chosen
 

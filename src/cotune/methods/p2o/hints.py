@@ -235,16 +235,9 @@ class HintSearch(TextSearch):
     def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
 
-    def record_rejected(
-        self,
-        text: str,
-        parent: str,
-        reason: str,
-        score: float | None = None,
-        parent_score: float | None = None,
-    ) -> None:
-        """Record a hint that breaks the contract; of one that scores no better, its absence tells."""
-        if score is None:
+    def record_rejected(self, text: str, parent: str, reason: str, **scores: float) -> None:
+        """Record a hint that breaks the contract, but none that was tried and is no better."""
+        if not scores:
             self.record("hint_rejected", reason=reason, text=text, parent=parent)
 
     def record_progress(self, texts: int, best: float) -> None:
