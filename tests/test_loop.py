@@ -51,24 +51,6 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
     torch.testing.assert_close(new.grad, expected)
 
 
-def test_advantages_may_differ_by_token() -> None:
-    new, old, mask = two_tokens()
-    by_token = torch.tensor([[0.0, 1.0], [-2.0, 9.0]])
-    loss = grpo_loss(new, old, by_token, mask, clip=0.2)
-    assert loss.item() == pytest.approx(-(0.25 - 3.0) / 2)
-    loss.backward()
-    assert new.grad is not None
-    assert new.grad[0, 0] == new.grad[1, 1] == 0
-
-
-def test_a_rollout_without_own_tokens_weighs_nothing_and_breaks_nothing() -> None:
-    new, old, _ = two_tokens()
-    loss = grpo_loss(
-        new, old, torch.tensor([1.0, 1.0]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 0.2
-    )
-    assert loss.item() == pytest.approx(-1.2 / 2)
-
-
 def trajectory(
     prompt: tuple[int, ...], completion: tuple[int, ...], mask: tuple[int, ...], reward: float
 ) -> Trajectory:

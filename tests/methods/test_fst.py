@@ -13,7 +13,6 @@ from cotune.methods.fst import METHOD, Fst, FstOptions, Gepa, GepaOptions
 from cotune.methods.method import Context, RunShape
 from cotune.methods.text_evolution import greedy_cover
 from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.rules_llm import read_examples
 from tests.helpers import (
     INITIAL,
     Events,
@@ -26,7 +25,7 @@ from tests.helpers import (
     run,
 )
 from tests.methods.p2o.hint_fakes import Policy
-from tests.scripted import Author, ScriptedLLM, raising
+from tests.scripted import Author, raising
 
 TASKS = make_tasks(30)
 
@@ -119,14 +118,6 @@ def test_a_round_that_the_budget_does_not_cover_is_skipped():
     assert strategy.choice().instruction.id == "i0"
     rows = strategy.assign(TASKS[:2], 4, Progress(1, 0, 9))
     assert {row.sampled for row in rows} == {Prompt(INITIAL)}
-
-
-def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
-    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
-    llm = ScriptedLLM(["no block at all"] * 50)
-    with pytest.raises(EvolutionError, match="phases in a row: 2"):
-        run(strategy, policy, llm, events, range(1, 9), TASKS)
-    assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -261,25 +252,12 @@ def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     assert "no failure to reflect on" in unasked
 
 
-def test_an_answer_that_was_not_shown_is_no_leak():
-    def cautious(n: int, prompt: str) -> str:
-        shown = {example.question.split()[1].rstrip("?") for example in read_examples(prompt)}
-        others = " ".join(f"secret{i}" for i in range(60) if str(i) not in shown)
-        return reply(f"{START} Never say {others}, a{n} b{n} c{n}.")
-
-    record = Events()
-    gepa().evolve_if_due(FIRST, policy_of(), Author(cautious), record)
-    assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
-
-
-@pytest.mark.parametrize("shown", [False, True])
 @pytest.mark.parametrize("scoring", ["greedy", "sampled"])  # the policy checks that it is asked so
-def test_the_truth_is_shown_where_it_is_asked_for(shown: bool, scoring: Any):
-    _, _, author, _ = searched(options=replace(SMALL, show_answers=shown, scoring=scoring))
+def test_prompts_name_the_texts_to_keep(scoring: Any):
+    _, _, author, _ = searched(options=replace(SMALL, scoring=scoring))
     assert all(START[:-1] in prompt for prompt in author.prompts)
     kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>"
     assert all(kept in prompt for prompt in author.prompts)
-    assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
 
 
 def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():

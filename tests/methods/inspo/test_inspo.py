@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cotune.errors import EvolutionError, LLMError
-from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
-from cotune.methods.method import Context, RunShape
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.run.best import best_member
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
@@ -442,14 +442,6 @@ def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stag
         run(strategy, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
     other = inspo(distil_steps=4)
     run(other, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
-
-
-def test_a_last_stage_needs_batches_before_it():
-    stage = InspoOptions(distil_steps=4)
-    shape = RunShape(group_size=2, steps=5)
-    METHOD.check(stage, shape)
-    with pytest.raises(ValueError, match="distil_steps is 4, of 4 rollout batches; expected few"):
-        METHOD.check(stage, replace(shape, steps=4))
 
 
 # ---- state, options

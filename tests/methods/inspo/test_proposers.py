@@ -149,21 +149,6 @@ def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -
 ASKED = Request("p", "parent")
 
 
-def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
-    llm, events = ScriptedLLM([LLMError("down"), "nothing of use"]), Events()
-    account = account_of(llm, events)
-    assert account.ask(ASKED) is None
-    account.end_phase()
-    restored = account_of(llm, events, account)
-    assert restored.ask(ASKED) == []
-    useless = "the reply holds no instruction in the form that was asked for"
-    reasons = [e["reason"] for e in events.of("proposal_failed")]
-    assert reasons == ["LLMError: down", useless]
-    with pytest.raises(EvolutionError, match=rf"failed, phases in a row: 2 \({useless}\)"):
-        restored.end_phase()
-    assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2]
-
-
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 

@@ -142,9 +142,6 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
 def test_while_a_trial_lasts_no_phase_follows_and_the_population_stands() -> None:
     strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
     same = Writer("Be calm, as always.")
-    metrics = run(strategy, ScriptedRollout(lambda _: 1.0), same, record, range(1, 12), TASKS[:4])
-    assert len(record.of("trial")) == 0  # nothing failed, so nothing was written
-    strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
     metrics = run(strategy, ScriptedRollout(lambda _: 0.0), same, record, range(1, 12), TASKS[:4])
     assert len(record.of("trial")) == 1
     assert metrics[-1]["inspo/on_trial"] == 1.0

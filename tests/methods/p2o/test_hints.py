@@ -18,7 +18,7 @@ from cotune.methods.p2o.hints import (
     covering,
 )
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.methods.text_evolution import example, feedback, read_fenced, split
+from cotune.methods.text_evolution import feedback, read_fenced, split
 from cotune.protocols import LLM
 from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import Events, make_tasks, make_trajectory
@@ -249,13 +249,6 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
     )
 
 
-def test_a_long_answer_is_shortened_since_the_response_is_shown_besides():
-    said = feedback(trajectory(0.0, "8" * 30_000), False)
-    assert said.startswith("Wrong: the final answer 888")
-    assert "29500 characters left out" in said
-    assert len(said) < 700
-
-
 @pytest.mark.parametrize("show_answers", [False, True])
 def test_prompts_hold_question_response_and_feedback(show_answers: bool):
     author = Author(one_keyword_each)
@@ -268,14 +261,6 @@ def test_prompts_hold_question_response_and_feedback(show_answers: bool):
     wrong_only = [p for p in author.prompts if "Correct." not in p]
     assert wrong_only
     assert any("secret" in prompt for prompt in wrong_only) == show_answers
-
-
-def test_a_long_response_is_shortened_in_the_middle():
-    long = trajectory(0.0, None, turns=(Turn("a b " * 300 + "end"),))
-    shown = example(long, False, 100)["Generated Outputs"]
-    assert "characters left out" in shown
-    assert shown.endswith("end")
-    assert example(long, False, 2000)["Generated Outputs"] == long.full_text
 
 
 @pytest.mark.parametrize(
