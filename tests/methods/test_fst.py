@@ -1,9 +1,6 @@
-import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
 from cotune.methods.fst import METHOD, Fst, FstOptions, Gepa, GepaOptions
 from cotune.methods.method import Context, RunShape
 from cotune.methods.text_evolution import greedy_cover
-from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,
@@ -24,7 +21,6 @@ from tests.helpers import (
     rules_llm,
     run,
 )
-from tests.methods.p2o.hint_fakes import Policy
 from tests.scripted import Author, raising
 
 TASKS = make_tasks(30)
@@ -154,97 +150,69 @@ def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(
         METHOD.check(options, shape)
 
 
-START = "Solve it inside <think> and </think>."
+# ---- GEPA
+
 FIRST = Progress(step=1, epoch=0, total_steps=3)
-SMALL = GepaOptions(budget=200, dev_size=10)
 
 
-def questions(count: int = 60) -> list[Task]:
-    return [Task(f"q{i}", f"Problem {i}?", (f"secret{i}",)) for i in range(count)]
+def gepa(**changes: Any) -> Gepa:
+    options = GepaOptions(**{"budget": 200, "dev_size": 10, **changes})
+    return Gepa(options, Context(instruction=INITIAL, tasks=TASKS, seed=1))
 
 
-def solves(task: Task, told: str) -> bool:
-    """A share of the questions that grows with the words `skill0` to `skill3` it is told."""
-    share = 0.2 + 0.2 * sum(f"skill{i}" in told for i in range(4))
-    return random.Random(task.id).random() < share
-
-
-def policy_of(greedy: bool = True) -> Policy:
-    return Policy(solves, "instruction", greedy=greedy)
-
-
-def reply(text: str) -> str:
-    return f"It guesses.\n\n```\n{text}\n```"
-
-
-def one_skill_more(n: int, prompt: str) -> str:
-    """The instruction of the prompt with a skill that it lacks, and a word of its own."""
-    now = prompt.split("```")[1].strip()
-    lacks = [f"skill{i}" for i in range(4) if f"skill{i}" not in now]
-    return reply(f"{now} Mind {lacks[0] if lacks else 'it'}, alpha{n}x beta{n}x gamma{n}x.")
-
-
-def gepa(options: GepaOptions = SMALL) -> Gepa:
-    return Gepa(options, Context(instruction=START, tasks=questions(), seed=5))
+def by_rules(n: int, prompt: str) -> str:
+    return rules_llm(3).complete(prompt).text
 
 
 def searched(
-    write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL
-) -> tuple[Gepa, Policy, Author, Events]:
-    strategy = gepa(options)
-    policy, author, record = policy_of(options.scoring == "greedy"), Author(write), Events()
+    chance: float | None = None, write: Callable[[int, str], str] = by_rules, **changes: Any
+) -> tuple[Gepa, ScriptedRollout, Author, Events]:
+    """A search by a policy that succeeds with a chance; None is `decomposing`."""
+    policy = ScriptedRollout(decomposing if chance is None else lambda _: chance)
+    strategy, author, record = gepa(**changes), Author(write), Events()
     strategy.evolve_if_due(FIRST, policy, author, record)
     return strategy, policy, author, record
 
 
 def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
-    strategy, policy, author, record = searched()
+    strategy, policy, author, record = searched(budget=400)
     found = strategy._lineage
     [ended], [told] = record.of("gepa_phase_ended"), record.of("best_instruction")
     _, *born = record.of("instruction_born")
     means = [ended["initial_dev_score"], *(row["score"] for row in born)]
-    best = means.index(max(means))
+    best = found[means.index(max(means))]
     assert max(means) > means[0]
-    assert strategy.best_instruction_id() == found[best].id
-    assert strategy.best_prompt() == Prompt(found[best].text)
-    rows = strategy.assign(questions(3), 2, FIRST)
-    assert [(a.task.id, a.group) for a in rows] == [
-        ("q0", 0), ("q0", 0), ("q1", 1), ("q1", 1), ("q2", 2), ("q2", 2),
-    ]  # fmt: skip
+    assert strategy.best_prompt() == Prompt(best.text)
+    rows = strategy.assign(TASKS[:3], 2, FIRST)
+    assert [(a.task, a.group) for a in rows] == [(TASKS[i // 2], i // 2) for i in range(6)]
     assert {a.sampled for a in rows} == {a.trained for a in rows} == {strategy.best_prompt()}
-    assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()}
-    assert len(author.prompts) > 3
-    assert ended["evaluations"] == policy.evaluations
+    assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()} == {best.id}
+    assert author.prompts
+    assert ended["evaluations"] == sum(len(rows) for _, rows in policy.calls)
     assert ended["best_dev_score"] == max(means)
-    assert (told["id"], told["weight"], told["observed_rollouts"]) == (
-        strategy.best_instruction_id(), max(means), 10,
-    )  # fmt: skip
-
+    assert (told["id"], told["weight"], told["observed_rollouts"]) == (best.id, max(means), 10)
     assert [row["id"] for row in born] == [f"i{n}" for n in range(1, len(found))]
-    for index, row in enumerate(born, 1):
-        assert row["text"] == found[index].text
-        assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
-        assert row["shown"] == found[index].shown != ()
+    for instruction, row in zip(found[1:], born, strict=True):
+        assert (row["text"], row["origin"], row["born"]) == (instruction.text, "gepa", 1)
+        assert row["critique"]
+        assert row["shown"] == instruction.shown != ()
         assert row["parent_score"] == means[int(row["parent"][1:])]
-    refused = record.of("instruction_rejected")
-    assert {row["reason"] for row in refused} == {"not above its parent"}
-    assert all(row["score"] <= row["parent_score"] for row in refused)
+    worse = [row for row in record.of("instruction_rejected") if row["score"] is not None]
+    assert {row["reason"] for row in worse} == {"not above its parent"}
+    assert all(row["score"] <= row["parent_score"] for row in worse)
 
 
 def test_a_search_without_failures_says_that_it_asked_for_nothing():
-    strategy, author, record = gepa(), Author(one_skill_more), Events()
-    solved = lambda rows, **_: [make_trajectory(a, 1.0) for a in rows]  # noqa: E731
-    strategy.evolve_if_due(FIRST, solved, author, record)
+    _, _, author, record = searched(chance=1.0)
     assert not author.prompts
     assert "no failure to reflect on" in record.of("notice")[-1]["text"]
 
 
 def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     def failing(rows: Sequence[Assignment], **how: Any) -> list[Trajectory]:
-        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
-        return [replace(trajectory, **lost) for trajectory in policy_of()(rows, **how)]
+        return [make_trajectory(a, 0.0, stop=StopReason.ENVIRONMENT_ERROR) for a in rows]
 
-    author, record = Author(one_skill_more), Events()
+    author, record = Author(by_rules), Events()
     gepa().evolve_if_due(FIRST, failing, author, record)
     assert not author.prompts
     lost, unasked = (row["text"] for row in record.of("notice"))
@@ -252,27 +220,23 @@ def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     assert "no failure to reflect on" in unasked
 
 
-@pytest.mark.parametrize("scoring", ["greedy", "sampled"])  # the policy checks that it is asked so
-def test_prompts_name_the_texts_to_keep(scoring: Any):
-    _, _, author, _ = searched(options=replace(SMALL, scoring=scoring))
-    assert all(START[:-1] in prompt for prompt in author.prompts)
-    kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>"
+@pytest.mark.parametrize("scoring", ["greedy", "sampled"])
+def test_texts_are_scored_as_asked_and_prompts_name_the_texts_to_keep(scoring: Any):
+    def rollout(rows: Sequence[Assignment], *, purpose: str, greedy: bool) -> list[Trajectory]:
+        assert greedy == (scoring == "greedy")
+        return ScriptedRollout(decomposing)(rows, purpose=purpose)
+
+    author = Author(by_rules)
+    gepa(scoring=scoring).evolve_if_due(FIRST, rollout, author, Events())
+    kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>, <search>"
     assert all(kept in prompt for prompt in author.prompts)
 
 
 def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
-    for error, said in (
-        (LLMError("gone"), "LLMError: gone"),
-        (BudgetError("no money"), "no money"),
-    ):
-        with pytest.raises(EvolutionError, match=f"failed, phases in a row: 1 .*{said}"):
-            searched(raising(error))
+    for error in (LLMError("gone"), BudgetError("no money")):
+        with pytest.raises(EvolutionError, match=f"failed, phases in a row: 1 .*{error}"):
+            searched(write=raising(error))
 
 
-def test_the_state_holds_the_search():
-    strategy, *_ = searched()
-    again = gepa()
-    again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
-    assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
-    assert again.state_dict() == strategy.state_dict()
-    assert again.evolve_if_due(FIRST, policy_of(), Author(raising(LLMError("no"))), Events()) == {}
+def test_a_search_that_was_stopped_continues_as_if_it_was_not():
+    check_a_stop_changes_nothing(gepa, ScriptedRollout(decomposing), rules_llm(5), TASKS, 1, 3)

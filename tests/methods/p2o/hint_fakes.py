@@ -35,23 +35,21 @@ def by_keyword(task: Task, hint: str) -> bool:
 
 @dataclass
 class Policy:
-    """A rollout whose success depends on question and hint, or instruction; keeps what it was asked."""
+    """A rollout whose success depends on question and hint; keeps what it was asked."""
 
     solves: Callable[[Task, str], bool] = by_keyword
-    reads: str = "hint"  # or "instruction"
     calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
-    greedy: bool = True  # how all rollouts are expected to be asked for
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
     ) -> list[Trajectory]:
         assert purpose == "evolve"
-        assert greedy == self.greedy
+        assert greedy
         self.calls.append(list(assignments))
         return [self._one(a) for a in assignments]
 
     def _one(self, assignment: Assignment) -> Trajectory:
-        right = self.solves(assignment.task, getattr(assignment.sampled, self.reads))
+        right = self.solves(assignment.task, assignment.sampled.hint)
         answer = assignment.task.answers[0] if right else "nothing"
         made = make_trajectory(assignment, float(right), f"I say {answer}")
         return replace(made, answer=answer)
