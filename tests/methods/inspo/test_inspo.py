@@ -12,9 +12,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.run.best import best_member
-from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
-from cotune.worlds.rules_llm import RulesLLM
-from cotune_lab.worlds import geo_rules
+from cotune.types import Assignment, Progress, Prompt, StopReason, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,
@@ -318,26 +316,18 @@ def test_the_proposers_see_what_is_theirs(proposer):
 # ---- provenance: nobody is verified on what the author was shown
 
 
-class Told(RulesLLM):
-    """The rules, and the questions that their last reply was shown."""
-
-    shown: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        super().__init__(0, geo_rules.RULES)
-
-    def complete(self, prompt: str) -> Completion:
-        self.shown = frozenset(f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", prompt))
-        return super().complete(prompt)
+def rules_author() -> Author:
+    """The rules; it keeps its prompts."""
+    return Author(lambda n, prompt: rules_llm(0).complete(prompt).text)
 
 
 class Verified(ScriptedRollout):
-    """A policy that fails often, and what each verification had: ids, questions, and those shown."""
+    """A policy that fails often, and what each verification had: ids, questions, and those last shown."""
 
-    def __init__(self, llm: Told) -> None:
+    def __init__(self, llm: Author) -> None:
         super().__init__(lambda text: min(0.8, len(text) / 1500))
         self.llm = llm
-        self.verified: list[tuple[set[str], set[str], frozenset[str]]] = []
+        self.verified: list[tuple[set[str], set[str], set[str]]] = []
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
@@ -345,7 +335,8 @@ class Verified(ScriptedRollout):
         if purpose == "verify":
             ids = {row.instruction_id for row in assignments}
             tasks = {row.task.id for row in assignments}
-            self.verified.append((ids, tasks, self.llm.shown))
+            shown = {f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", self.llm.prompts[-1])}
+            self.verified.append((ids, tasks, shown))
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
@@ -353,7 +344,7 @@ class Verified(ScriptedRollout):
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
     first, second = inspo(**changes), inspo(**changes, proposer=proposer)
-    events, llm = Events(), Told()
+    events, llm = Events(), rules_author()
     policy = Verified(llm)
     run(first, policy, llm, events, range(1, 8), make_tasks(40))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -373,7 +364,7 @@ def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(prop
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_bank_reads_no_question_so_all_are_left_to_verify_on(count: int):
-    events, llm = Events(), Told()
+    events, llm = Events(), rules_author()
     llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]
     policy = Verified(llm)
     run(inspo(evolve_every=2), policy, llm, events, range(1, 6), make_tasks(count))
@@ -417,7 +408,7 @@ def test_a_hidden_answer_gains_nothing():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
-    strategy, events, llm = inspo(evolve_every=1, evolve_until=99), Events(), Told()
+    strategy, events, llm = inspo(evolve_every=1, evolve_until=99), Events(), rules_author()
     policy = Verified(llm)
     run(strategy, policy, llm, events, range(1, 8), make_tasks(count))
     assert bool(policy.verified) == (count > 1)

@@ -77,28 +77,18 @@ def test_too_close_by_hand():
     assert too_close_to_call([0.9], [0.1, 0.2])
 
 
-def test_best_names_its_evidence():
-    p = population(0.0, 0.9)
+def test_the_best_names_its_evidence_and_those_that_cannot_be_told_from_it():
+    p = population(0.0, 0.0, 0.9, 0.0)
     assert p.best() is None  # before any is observed
-    for value in (0.5, 0.6):
-        p.observe({"i0": [value], "i1": [value - 0.4, value - 0.4]})
-    best = p.best()
-    assert best is not None
-    assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.55))
-    assert (best.steps, best.rollouts, best.too_close) == (2, 2, False)
-    assert best.runner_up is not None
-    assert best.runner_up.id == "i1"
-
-
-def test_rivals_are_those_that_cannot_be_told_from_the_best():
-    p = population(0.0, 0.0, 0.0, 0.0)
     for value in (0.5, 0.7):
-        p.observe({"i0": [value], "i1": [value - 0.1], "i2": [0.0], "i3": [value - 0.05]})
+        p.observe({"i0": [value] * 2, "i1": [value - 0.1], "i2": [0.0], "i3": [value - 0.05]})
     best, settled = p.best(), p.best("i1")
     assert best is not None
     assert settled is not None
-    assert best.instruction.id == "i0"
+    assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.6))
+    assert (best.steps, best.rollouts, best.too_close) == (2, 4, True)
     assert [one.id for one in best.rivals] == ["i3", "i1"]
+    assert best.runner_up == best.rivals[0]
     assert settled.instruction.id == "i1"
     assert settled.weight == pytest.approx(0.5)
     assert [one.id for one in settled.rivals] == ["i0", "i3"]

@@ -174,9 +174,8 @@ BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
 def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(name: str):
     write, event, reason = BAD_REFLECTORS[name]
     author, policy, record = Author(write), Policy(), Events()
-    strategy = p2o_of(SMALL)
-    run = runner(strategy, policy, author, record)
-    pool = run(step=5)
+    strategy = p2o()
+    pool = next_pool(strategy, policy, author, record, step=5)
     if name == "errs":  # no reply at all: what was there before is kept, which is nothing
         assert pool is None
     else:
@@ -189,25 +188,22 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
     assert all(reason in rejected["reason"] for rejected in record.of(event))
     assert record.of("hint_phase_ended")[0]["valid"] == 0
     saved = json.loads(json.dumps(strategy.state_dict()))
-    strategy = p2o_of(SMALL)
+    strategy = p2o()
     strategy.load_state_dict(saved)
     assert strategy.state_dict() == saved
     with pytest.raises(EvolutionError, match=f"phases in a row: 2.*{reason}"):
-        runner(strategy, policy, author, record)(step=10)
+        next_pool(strategy, policy, author, record, step=10)
 
 
-def p2o_of(options: HintOptions) -> P2O:
-    return P2O(P2OOptions(hints=options), Context(instruction="Solve it.", seed=1))
+def p2o() -> P2O:
+    return P2O(P2OOptions(hints=SMALL), Context(instruction="Solve it.", seed=1))
 
 
-def runner(
-    strategy: P2O, policy: Policy, llm: LLM, record: Events
-) -> Callable[..., HintPool | None]:
-    def run(step: int) -> HintPool | None:
-        now = Evolution(Progress(step, 0, 9), policy, llm, record)
-        return strategy.next_pool(tasks_of_two_kinds(20), now)
-
-    return run
+def next_pool(
+    strategy: P2O, policy: Policy, llm: LLM, record: Events, step: int
+) -> HintPool | None:
+    now = Evolution(Progress(step, 0, 9), policy, llm, record)
+    return strategy.next_pool(tasks_of_two_kinds(20), now)
 
 
 def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:

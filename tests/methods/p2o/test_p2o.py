@@ -277,15 +277,6 @@ def test_questions_are_known_by_their_id_not_by_their_place():
 # ---- options
 
 
-def test_hinted_and_judged_counts_by_hand():
-    def counts(option: Any) -> list[tuple[int, int]]:
-        options = P2OOptions(hinted_per_group=option)
-        return [(options.hinted(size), options.judged(size)) for size in (2, 5, 6)]
-
-    assert counts("all") == [(2, 2), (5, 5), (6, 6)]
-    assert counts("half") == [(1, 1), (3, 2), (3, 3)]
-
-
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
