@@ -17,14 +17,13 @@ from statistics import fmean
 from typing import Any, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.contract import MAX_CHARS, TextRules
+from cotune.methods.contract import TextRules
 from cotune.methods.last_stage import EvolvedInstructions, TrainedPromptOptions, check_last_stage
 from cotune.methods.method import (
     Context,
     Cost,
     Evolution,
     Method,
-    Proposals,
     RunShape,
     check_least,
     too_close_to_call,
@@ -426,9 +425,9 @@ def check(options: FstOptions, shape: RunShape) -> None:
 def cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / MINIBATCH)
-    proposals = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
-    return Cost(rounds, evolve, proposals, 1 + options.checks_uplift, options.prompts - 1)
+    validations = 1 + options.checks_uplift
+    return Cost(rounds, evolve, calls, MINIBATCH, validations, options.prompts - 1)
 
 
 METHOD = Method(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from cotune.methods.contract import MAX_CHARS, TextRules
+from cotune.methods.contract import TextRules
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind, propose, read_tagged
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
@@ -20,7 +20,7 @@ from cotune.methods.last_stage import (
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape, check_least
+from cotune.methods.method import Context, Cost, Evolution, Method, RunShape, check_least
 from cotune.methods.proposals import (
     ProposalAccount,
     reads_prompts,
@@ -283,10 +283,10 @@ class Inspo(EvolvedInstructions):
         """Let the candidates that are decided join or go; end a trial in which none is left."""
         for contestant, reason in trial.decide(self.options.verification_tasks, self._distilling):
             instruction = contestant.instruction
-            scores = (contestant.score, contestant.parent_score)
+            origin = instruction.origin
+            parent_id = contestant.parent.id
+            scores = contestant.scores
             if reason:
-                parent_id = contestant.parent.id
-                origin = instruction.origin
                 record_rejected(instruction.text, parent_id, origin, reason, record, *scores)
                 continue
             # Line 23, at the first that is accepted: only the parents stay.
@@ -524,11 +524,12 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
-    proposals = Proposals((1 + phases) * rounds, MAX_CHARS, failures)
     verify: dict[Purpose, int] = {}
     if options.verification == "full":
         verify["verify"] = phases * rounds * rows
-    return Cost(phases, verify, proposals, 1 + options.checks_uplift, options.population_size - 1)
+    calls = (1 + phases) * rounds
+    validations = 1 + options.checks_uplift
+    return Cost(phases, verify, calls, failures, validations, options.population_size - 1)
 
 
 METHOD = Method(

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Literal
 
-from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.method import SOLVED_AT, Context, Cost, Evolution, Method, Proposals, RunShape
+from cotune.methods.contract import TextRules
+from cotune.methods.method import SOLVED_AT, Context, Cost, Evolution, Method, RunShape
 from cotune.methods.p2o.hints import (
     HintOptions,
     HintPool,
@@ -283,9 +283,7 @@ class P2O(StaticStrategy):
         """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
         cover = covering(pool) if pool is not None else []
-        if pool is None or not cover:
-            return ""
-        return pool.texts[max(cover, key=pool.mean)]
+        return pool.texts[max(cover, key=pool.mean)] if pool is not None and cover else ""
 
     def state_dict(self) -> State:
         return super().state_dict() | {
@@ -335,7 +333,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / MINIBATCH) if phases else 0
-    return Cost(phases, {"evolve": phases * each}, Proposals(calls, MAX_CHARS, MINIBATCH))
+    return Cost(phases, {"evolve": phases * each}, calls, MINIBATCH)
 
 
 METHOD = Method(
