@@ -13,12 +13,7 @@ from transformers import PreTrainedModel
 
 from cotune.methods.context_distillation import batch_weights, mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
-from cotune.types import (
-    Distillation,
-    Progress,
-    Task,
-    Trajectory,
-)
+from cotune.types import Distillation, Progress, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,6 @@ def train(
     coordinator: Coordinator,
     tasks: Callable[[int], Sequence[Task]],
     settings: LoopSettings,
-    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
 ) -> None:
     """Train weights and instructions together: INSPO's Algorithm 1 with any strategy.
 
@@ -58,7 +52,6 @@ def train(
         coordinator: strategy, environment and sampler.
         tasks: returns the questions of a step, counted from 1.
         settings: sizes and the optimizer's settings.
-        log: called with step and metrics after each update.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     group_size, temperature = settings.group_size, coordinator.settings.temperature
@@ -80,8 +73,6 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-
-        log(step, {**batch.metrics, "loss": loss.item()})
 
 
 def policy_loss(

@@ -9,11 +9,7 @@ import torch
 
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.policy.tiny import tiny_model, tiny_tokenizer
-from tests.reference_loop import (
-    group_advantages,
-    grpo_loss,
-    policy_loss,
-)
+from tests.reference_loop import group_advantages, grpo_loss, policy_loss
 
 TOKENIZER = tiny_tokenizer()
 

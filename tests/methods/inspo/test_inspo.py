@@ -1,6 +1,5 @@
 import json
 import re
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -303,16 +302,6 @@ def test_the_population_stays_where_nothing_is_accepted():
     assert reasons == ["below its parent"] + ["near copy of one alive or tried"] * 4
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
-def test_the_proposers_see_what_is_theirs(proposer):
-    llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
-    _made, events = evolved(llm, proposer=proposer)
-    prompt = llm.prompts[1]
-    assert ("<example>" in prompt) == (proposer == "reflection")
-    assert "<ins_0>" in prompt
-    assert events.of("instruction_born")[-1]["origin"] == proposer
-
-
 # ---- provenance: nobody is verified on what the author was shown
 
 
@@ -371,39 +360,6 @@ def test_a_bank_reads_no_question_so_all_are_left_to_verify_on(count: int):
     assert {row["shown"] for row in events.of("instruction_born")} == {()}
     assert {len(questions) for _, questions, _ in policy.verified} == {min(count, 6)}
     assert not any("verification on" in event["text"] for event in events.of("notice"))
-
-
-def hidden(answer: str) -> str:
-    return b64encode(answer.encode()).decode()
-
-
-def hiding(n: int, prompt: str) -> str:
-    """Write the answers of a prompt in a form that no comparison of texts finds."""
-    answers = re.findall(r"Correct answer: (\w+)", prompt)
-    return reply(f"Remember {' '.join(map(hidden, answers))} and all of it.")
-
-
-class Reading(ScriptedRollout):
-    """A policy that knows only what its instruction hides."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda text: 0.0)
-
-    def _one(self, assignment: Assignment, key: str) -> Trajectory:
-        known = hidden(assignment.task.answers[0]) in assignment.sampled.instruction
-        return replace(super()._one(assignment, key), reward=float(known))
-
-
-def test_a_hidden_answer_gains_nothing():
-    strategy, events, policy = inspo(population_size=2, verification_tasks=20), Events(), Reading()
-    run(strategy, policy, Author(hiding), events, range(1, 6), make_tasks(20))
-    (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
-    assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
-    prompt = Prompt(leak["text"])
-    rows = [Assignment(task, prompt, prompt, "", 0) for task in make_tasks(20)]
-    gained = {t.task.id for t in policy(rows, purpose="train") if t.reward}
-    assert gained == set(leak["shown"])
-    assert len(gained) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
