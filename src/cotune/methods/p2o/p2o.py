@@ -236,7 +236,8 @@ class P2O(StaticStrategy):
         """Return the hints to draw from: a phase's, or what is left of the ones before.
 
         If too few questions are hard, these are none, or with `keep_if_skipped` the earlier ones. The earlier
-        ones also stay if a phase cannot be afforded, or finds no hint because the LLM's budget is spent or no call succeeds.
+        ones also stay if a phase cannot be afforded, or finds no hint because the LLM's budget is spent or no call
+        succeeds.
         """
         options = self.options.hints
         before = self._pool
@@ -250,16 +251,15 @@ class P2O(StaticStrategy):
             )
             return kept
         rollouts = options.evaluations(dev_count(len(hard), options.dev_size))
-        if evolution.progress.rollouts_left is not None:
-            # One batch is set aside: hints evolved after the last batch would never be used.
-            affordable = max(0, evolution.progress.rollouts_left - self._batch)
-            if rollouts > affordable:
-                evolution.record(
-                    "notice",
-                    text=f"a phase of {rollouts} evaluations is more than the {affordable} that "
-                    "rollout_budget leaves for one: no hints are evolved",
-                )
-                return before
+        left = evolution.progress.rollouts_left
+        # One batch is set aside: hints evolved after the last batch would never be used.
+        if left is not None and rollouts > left - self._batch:
+            evolution.record(
+                "notice",
+                text=f"a phase of {rollouts} evaluations is more than the {max(0, left - self._batch)} that "
+                "rollout_budget leaves for one: no hints are evolved",
+            )
+            return before
         self._phases += 1
         search = HintSearch(
             hard,
