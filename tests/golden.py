@@ -1,6 +1,5 @@
 """Golden runs: small training runs whose results a change of the code must reproduce exactly.
 
-    python -m tests.golden list                    # the runs
     python -m tests.golden check [NAME ...]        # run them again and print what differs
     python -m tests.golden record [NAME ...]       # replace what is stored in tests/golden_runs
 
@@ -11,7 +10,6 @@ veRL has none: two runs of one commit differ, as its rollouts come back in any o
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -186,10 +184,9 @@ RUNS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 """All golden runs: what trains each and returns its result."""
 
 
-@contextlib.contextmanager
-def fresh_result(name: str) -> Iterator[dict[str, Any]]:
+def fresh_result(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        yield RUNS[name](name, Path(folder).resolve())
+        return RUNS[name](name, Path(folder).resolve())
 
 
 def differences(stored: dict[str, Any], fresh: dict[str, Any]) -> list[str]:
@@ -201,20 +198,17 @@ def differences(stored: dict[str, Any], fresh: dict[str, Any]) -> list[str]:
 
 
 def record(name: str) -> None:
-    STORED.mkdir(exist_ok=True)
-    with fresh_result(name) as result:
-        result["processor"] = processor()
-        text = json.dumps(result, indent=0, ensure_ascii=False)
-        (STORED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        print(f"{name}: recorded, {len(result['rollouts'])} rollouts")
+    result = fresh_result(name) | {"processor": processor()}
+    text = json.dumps(result, indent=0, ensure_ascii=False)
+    (STORED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{name}: recorded, {len(result['rollouts'])} rollouts")
 
 
 def check(name: str) -> bool:
     """Run a golden again; print what differs. Return whether it is equal."""
     stored = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
     recorded_on = stored.pop("processor")
-    with fresh_result(name) as fresh:
-        lines = differences(stored, fresh)
+    lines = differences(stored, fresh_result(name))
     if lines and recorded_on != processor():
         print(
             f"{name}: was recorded on {recorded_on}; this is {processor()}, see the module's text"
@@ -233,13 +227,11 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Golden runs.")
-    parser.add_argument("action", choices=("list", "check", "record"))
+    parser.add_argument("action", choices=("check", "record"))
     parser.add_argument("names", nargs="*", choices=[*RUNS, []], help="by default all")
     arguments = parser.parse_args()
     names = arguments.names or list(RUNS)
-    if arguments.action == "list":
-        print("\n".join(RUNS))
-    elif arguments.action == "record":
+    if arguments.action == "record":
         for name in names:
             record(name)
     else:

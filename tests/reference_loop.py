@@ -8,16 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from cotune.methods.context_distillation import batch_weights, mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
-from cotune.types import (
-    Distillation,
-    Progress,
-    Task,
-    Trajectory,
-)
+from cotune.types import Distillation, Progress, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ def train(
     coordinator: Coordinator,
     tasks: Callable[[int], Sequence[Task]],
     settings: LoopSettings,
-    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
 ) -> None:
     """Train weights and instructions together: INSPO's Algorithm 1 with any strategy.
 
@@ -57,7 +52,6 @@ def train(
         coordinator: strategy, environment and sampler.
         tasks: returns the questions of a step, counted from 1.
         settings: sizes and the optimizer's settings.
-        log: called with step and metrics after each update.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     group_size, temperature = settings.group_size, coordinator.settings.temperature
@@ -79,8 +73,6 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-
-        log(step, {**batch.metrics, "loss": loss.item()})
 
 
 def policy_loss(
@@ -131,17 +123,17 @@ def teacher_loss(
         trajectories: (B,).
         temperature: softmax temperature at which the rollouts were sampled.
     """
-    taught = [t for t in trajectories if t.teacher_prompt_ids]
-    if not taught:
-        return torch.zeros(())
-    logits, ids, mask = completion_logits(model, [(t.prompt_ids, t) for t in taught], temperature)
-    with torch.no_grad():
-        theirs, _, _ = completion_logits(
-            model, [(t.teacher_prompt_ids, t) for t in taught], temperature
-        )
-    losses, _gaps = token_losses(logits, theirs, ids)
-    share = len(taught) / len(trajectories)
-    return share * mean_over_rollouts(losses, mask)
+    total = torch.zeros(())
+    for trajectory in trajectories:
+        if teacher_prompt := trajectory.teacher_prompt_ids:
+            policy, ids, mask = completion_logits(
+                model, trajectory.prompt_ids, trajectory, temperature
+            )
+            with torch.no_grad():
+                teacher, _, _ = completion_logits(model, teacher_prompt, trajectory, temperature)
+            losses, _gaps = token_losses(policy[None], teacher[None], ids[None])
+            total = total + mean_over_rollouts(losses, mask[None])
+    return total / len(trajectories)
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -197,47 +189,27 @@ def completion_logprobs(
     Returns:
         logprobs and mask, both (B, C), padded on the right with 0.
     """
-    logits, ids, mask = completion_logits(
-        model, [(t.prompt_ids, t) for t in trajectories], temperature
-    )
-    chosen = torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
-    written = torch.zeros_like(mask)
-    for row, trajectory in enumerate(trajectories):
-        written[row, : len(trajectory.completion_ids)] = 1
-    return chosen * written, mask
+    rows: list[torch.Tensor] = []
+    for trajectory in trajectories:
+        logits, ids, _ = completion_logits(model, trajectory.prompt_ids, trajectory, temperature)
+        rows.append(torch.log_softmax(logits, -1).gather(-1, ids[:, None])[:, 0])
+    masks = [torch.tensor(t.trained_mask).to(rows[0]) for t in trajectories]
+    return pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True)
 
 
 def completion_logits(
-    model: PreTrainedModel,
-    rollouts: Sequence[tuple[Sequence[int], Trajectory]],
-    temperature: float = 1.0,
+    model: PreTrainedModel, prompt: Sequence[int], trajectory: Trajectory, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a model's logits at every completion token, the tokens, and the loss mask.
+    """Return a model's logits at every completion token of one rollout, the tokens, and the loss mask.
 
     Args:
-        rollouts: each with the prompt that the model reads before its completion.
+        prompt: the prompt that the model reads before the completion.
 
     Returns:
-        logits divided by the temperature, (B, C, V); tokens and mask, (B, C), padded on the right
-        with 0.
+        logits divided by the temperature, (C, V); tokens and mask, (C,).
     """
-    width_p = max(len(prompt) for prompt, _ in rollouts)
-    width_c = max(len(t.completion_ids) for _, t in rollouts)
-    ids = torch.zeros(len(rollouts), width_p + width_c, dtype=torch.long)
-    attention = torch.zeros_like(ids)
-    mask = torch.zeros(len(rollouts), width_c)
-    for i, (prompt, trajectory) in enumerate(rollouts):
-        completion = trajectory.completion_ids
-        start = width_p - len(prompt)
-        ids[i, start : width_p + len(completion)] = torch.tensor([*prompt, *completion])
-        attention[i, start : width_p + len(completion)] = 1
-        mask[i, : len(completion)] = torch.tensor(trajectory.trained_mask, dtype=torch.float)
-    positions = (attention.cumsum(1) - 1).clamp(min=0)
-    logits = model(
-        input_ids=ids.to(model.device),
-        attention_mask=attention.to(model.device),
-        position_ids=positions.to(model.device),
-        logits_to_keep=width_c + 1,
-    ).logits[:, :-1]
-    here = model.device
-    return logits.float() / temperature, ids[:, width_p:].to(here), mask.to(here)
+    completion = torch.tensor(trajectory.completion_ids, device=model.device)
+    ids = torch.tensor([*prompt, *trajectory.completion_ids], device=model.device)
+    logits = model(input_ids=ids[None], logits_to_keep=len(completion) + 1).logits[0, :-1]
+    mask = torch.tensor(trajectory.trained_mask, device=model.device)
+    return logits.float() / temperature, completion, mask

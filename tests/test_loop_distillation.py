@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.types import (
-    Assignment,
-    Distillation,
-    Prompt,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
+from cotune.types import Assignment, Distillation, Prompt, StopReason, Task, Trajectory, Turn
 from tests.reference_loop import policy_loss, teacher_loss
 
 TASK = Task("t", "?", ("a",))

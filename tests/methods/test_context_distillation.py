@@ -11,7 +11,6 @@ import torch
 from cotune.methods.context_distillation import (
     Floats,
     batch_weights,
-    context_ratios,
     is_distilled,
     is_hinted,
     mean_over_rollouts,
@@ -19,7 +18,6 @@ from cotune.methods.context_distillation import (
     ratio_metrics,
     successes_teach,
     token_losses,
-    token_weights,
     top_k_kl,
     uses_context_mask,
 )
@@ -27,7 +25,6 @@ from cotune.types import Assignment, Distillation, Prompt, Task, Trajectory
 from tests.helpers import make_tasks, make_trajectory
 
 SIGNED = Distillation(ratio="masked_signed")
-RATIOS = np.array([0.0, 0.005, 0.01, 1.0, 10.0, 40.0])
 TASK = Task("t", "?", ("a",))
 HINTED = Assignment(TASK, Prompt("i", "think"), Prompt("i"), "i0", 0)
 PLAIN = Assignment(TASK, Prompt("i"), Prompt("i"), "i0", 0)
@@ -46,32 +43,6 @@ def distilled(reward: float = 1.0, **changes: Any) -> Trajectory:
 
 def plain(reward: float = 1.0) -> Trajectory:
     return make_trajectory(PLAIN, reward)  # tokens (2, 3), the first its own
-
-
-def test_a_ratio_is_the_quotient_of_the_two_chances() -> None:
-    trained = np.log(np.array([0.5, 0.1, 0.3]))
-    sampled = np.log(np.array([0.25, 0.5, 0.3]))
-    assert context_ratios(trained, sampled) == pytest.approx([2.0, 0.2, 1.0])
-    single = context_ratios(trained.astype(np.float32), sampled.astype(np.float32))
-    assert single.dtype == np.float64
-    untold = np.array([math.nan, sampled[1], math.nan])
-    assert context_ratios(trained, untold) == pytest.approx([1.0, 0.2, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (SIGNED, [0, 0, 1, 1, 1, 0]),
-        (Distillation(ratio="masked_signed", low=0.0), [1, 1, 1, 1, 1, 0]),
-        (Distillation(ratio="masked_signed", high=math.inf), [0, 0, 1, 1, 1, 1]),
-        (Distillation(ratio="original"), [1] * 6),
-    ],
-)
-@pytest.mark.parametrize("advantage", [-0.5, 0.0, 0.5])
-def test_weights_by_hand(settings: Distillation, expected: list[float], advantage: float) -> None:
-    with np.errstate(all="raise"):
-        found = token_weights(RATIOS, settings, advantage)
-    assert found == pytest.approx([1] * 6 if advantage > 0 else expected)
 
 
 def test_ratio_metrics_by_hand() -> None:
@@ -111,6 +82,7 @@ TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0
         (Distillation(ratio="masked_signed", low=0.05), [0, 0, 1, 0], DOWN),
         (Distillation(ratio="masked_signed", low=0.05), [0, 0, 1, 0], [0.0, 0.0]),
         (Distillation(ratio="masked_signed", low=0.05, high=1.5), [0, 0, 0, 0], DOWN),
+        (Distillation(ratio="masked_signed", low=0.0, high=math.inf), [1, 0, 1, 0], DOWN),
     ],
 )
 def test_weights_of_a_batch_by_hand(
@@ -126,6 +98,12 @@ def test_weights_of_a_batch_by_hand(
         assert metrics["p2o/ratio_masked_share"] == sum(first[i] < 1 for i in (0, 2)) / 2
     else:
         assert not metrics
+    # A probability that the sampler did not report has the ratio 1.
+    untold = distilled(logprobs=(math.nan, 0.0, math.log(0.25)))
+    ratios.clear()
+    weights = batch_weights([untold], TRAINED[:1], advantages[:1], settings, ratios)
+    assert weights[0, 0] == 1
+    assert not ratios or ratios[0][0] == pytest.approx([1.0, 2.0])
 
 
 P1 = (0.5, 0.75)  # the policy's chance of token 1 at the first and at the second token

@@ -1,19 +1,15 @@
-import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
+from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
 from cotune.methods.fst import METHOD, Fst, FstOptions, Gepa, GepaOptions
 from cotune.methods.method import Context, RunShape
 from cotune.methods.text_evolution import greedy_cover
-from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.rules_llm import read_examples
+from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,
@@ -25,8 +21,7 @@ from tests.helpers import (
     rules_llm,
     run,
 )
-from tests.methods.p2o.hint_fakes import Policy
-from tests.scripted import Author, ScriptedLLM, raising
+from tests.scripted import Author, raising
 
 TASKS = make_tasks(30)
 
@@ -64,8 +59,6 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     assert decomposing(strategy.best_prompt().instruction) == 0.9
     assert strategy.choice().rollouts > 0
     assert strategy.choice().steps > 0
-    ids = [row["id"] for row in events.of("instruction_born")]
-    assert ids == [f"i{n}" for n in range(len(ids))]
     # A prompt is scored on questions that no reflection shows.
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
@@ -77,25 +70,6 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
     assert last[choice.instruction.id] == choice.weight == max(last.values())
     assert strategy.evolve_if_due(Progress(7, 0, 9), policy, rules_llm(3), events) == {}
-
-
-def test_a_round_that_lost_its_scores_keeps_the_prompts():
-    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
-    run(strategy, policy, rules_llm(3), events, range(1, 4), TASKS)
-    before = strategy.state_dict()
-
-    def failing(assignments: Sequence[Assignment], **how: Any) -> list[Trajectory]:
-        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
-        done = policy(assignments, **how)
-        return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
-
-    strategy.evolve_if_due(Progress(4, 0, 9), failing, rules_llm(3), events)
-    after = strategy.state_dict()
-    assert after["rows"] == before["rows"]
-    assert "environment error: the prompts in use stay" in events.of("notice")[-1]["text"]
-    new = {row["id"] for row in events.of("instruction_pruned") if "lost" in row["cause"]}
-    born = {one["id"] for one in after["lineage"]} - {one["id"] for one in before["lineage"]}
-    assert new == born
 
 
 def test_a_last_stage_without_anything_to_distil_says_so():
@@ -142,14 +116,6 @@ def test_a_round_that_the_budget_does_not_cover_is_skipped():
     assert {row.sampled for row in rows} == {Prompt(INITIAL)}
 
 
-def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
-    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
-    llm = ScriptedLLM(["no block at all"] * 50)
-    with pytest.raises(EvolutionError, match="2 phases in a row"):
-        run(strategy, policy, llm, events, range(1, 9), TASKS)
-    assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -184,153 +150,93 @@ def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(
         METHOD.check(options, shape)
 
 
-START = "Solve it inside <think> and </think>."
+# ---- GEPA
+
 FIRST = Progress(step=1, epoch=0, total_steps=3)
-SMALL = GepaOptions(budget=200, dev_size=10)
 
 
-def questions(count: int = 60) -> list[Task]:
-    return [Task(f"q{i}", f"Problem {i}?", (f"secret{i}",)) for i in range(count)]
+def gepa(**changes: Any) -> Gepa:
+    options = GepaOptions(**{"budget": 200, "dev_size": 10, **changes})
+    return Gepa(options, Context(instruction=INITIAL, tasks=TASKS, seed=1))
 
 
-def solves(task: Task, told: str) -> bool:
-    """A share of the questions that grows with the words `skill0` to `skill3` it is told."""
-    share = 0.2 + 0.2 * sum(f"skill{i}" in told for i in range(4))
-    return random.Random(task.id).random() < share
-
-
-def policy_of(greedy: bool = True) -> Policy:
-    return Policy(solves, "instruction", greedy=greedy)
-
-
-def reply(text: str) -> str:
-    return f"It guesses.\n\n```\n{text}\n```"
-
-
-def one_skill_more(n: int, prompt: str) -> str:
-    """The instruction of the prompt with a skill that it lacks, and a word of its own."""
-    now = prompt.split("```")[1].strip()
-    lacks = [f"skill{i}" for i in range(4) if f"skill{i}" not in now]
-    return reply(f"{now} Mind {lacks[0] if lacks else 'it'}, alpha{n}x beta{n}x gamma{n}x.")
-
-
-def gepa(options: GepaOptions = SMALL, **context: Any) -> Gepa:
-    given: dict[str, Any] = {"instruction": START, "tasks": questions(), "seed": 5, **context}
-    return Gepa(options, Context(**given))
+def by_rules(n: int, prompt: str) -> str:
+    return rules_llm(3).complete(prompt).text
 
 
 def searched(
-    write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL, **also: Any
-) -> tuple[Gepa, Policy, Author, Events]:
-    strategy = gepa(options, **also)
-    policy, author, record = policy_of(options.scoring == "greedy"), Author(write), Events()
+    chance: float | None = None, write: Callable[[int, str], str] = by_rules, **changes: Any
+) -> tuple[Gepa, ScriptedRollout, Author, Events]:
+    """A search by a policy that succeeds with a chance; None is `decomposing`."""
+    policy = ScriptedRollout(decomposing if chance is None else lambda _: chance)
+    strategy, author, record = gepa(**changes), Author(write), Events()
     strategy.evolve_if_due(FIRST, policy, author, record)
     return strategy, policy, author, record
 
 
 def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
-    strategy, policy, author, record = searched()
+    strategy, policy, author, record = searched(budget=400)
     found = strategy._lineage
-    means = [strategy._means[i.id] for i in found]
-    best = means.index(max(means))
-    assert max(means) > means[0]
-    assert strategy.best_instruction_id() == found[best].id
-    assert strategy.best_prompt() == Prompt(found[best].text)
-    rows = strategy.assign(questions(3), 2, FIRST)
-    assert [(a.task.id, a.group) for a in rows] == [
-        ("q0", 0), ("q0", 0), ("q1", 1), ("q1", 1), ("q2", 2), ("q2", 2),
-    ]  # fmt: skip
-    assert {a.sampled for a in rows} == {a.trained for a in rows} == {strategy.best_prompt()}
-    assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()}
-    assert len(author.prompts) > 3
     [ended], [told] = record.of("gepa_phase_ended"), record.of("best_instruction")
-    assert ended["evaluations"] == policy.evaluations
-    assert (ended["initial_dev_score"], ended["best_dev_score"]) == (means[0], max(means))
-    assert (told["id"], told["weight"], told["observed_rollouts"]) == (
-        strategy.best_instruction_id(), max(means), 10,
-    )  # fmt: skip
-
-    first, *others = record.of("instruction_born")
-    assert (first["id"], first["text"], first["parent"], first["score"]) == (
-        "i0",
-        START,
-        None,
-        None,
-    )
-    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
-    for index, row in enumerate(others, 1):
-        assert row["text"] == found[index].text
-        assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
-        assert row["shown"] == found[index].shown != ()
-        assert row["score"] == strategy._means[row["id"]]
-        assert row["parent_score"] == strategy._means[row["parent"]]
-    refused = record.of("instruction_rejected")
-    assert {row["reason"] for row in refused} == {"not above its parent"}
-    assert all(row["score"] <= row["parent_score"] for row in refused)
+    _, *born = record.of("instruction_born")
+    means = [ended["initial_dev_score"], *(row["score"] for row in born)]
+    best = found[means.index(max(means))]
+    assert max(means) > means[0]
+    assert strategy.best_prompt() == Prompt(best.text)
+    rows = strategy.assign(TASKS[:3], 2, FIRST)
+    assert [(a.task, a.group) for a in rows] == [(TASKS[i // 2], i // 2) for i in range(6)]
+    assert {a.sampled for a in rows} == {a.trained for a in rows} == {strategy.best_prompt()}
+    assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()} == {best.id}
+    assert author.prompts
+    assert ended["evaluations"] == sum(len(rows) for _, rows in policy.calls)
+    assert ended["best_dev_score"] == max(means)
+    assert (told["id"], told["weight"], told["observed_rollouts"]) == (best.id, max(means), 10)
+    assert [row["id"] for row in born] == [f"i{n}" for n in range(1, len(found))]
+    for instruction, row in zip(found[1:], born, strict=True):
+        assert (row["text"], row["origin"], row["born"]) == (instruction.text, "gepa", 1)
+        assert row["critique"]
+        assert row["shown"] == instruction.shown != ()
+        assert row["parent_score"] == means[int(row["parent"][1:])]
+    worse = [row for row in record.of("instruction_rejected") if row["score"] is not None]
+    assert {row["reason"] for row in worse} == {"not above its parent"}
+    assert all(row["score"] <= row["parent_score"] for row in worse)
 
 
 def test_a_search_without_failures_says_that_it_asked_for_nothing():
-    strategy, author, record = gepa(), Author(one_skill_more), Events()
-    solved = lambda rows, **_: [make_trajectory(a, 1.0) for a in rows]  # noqa: E731
-    strategy.evolve_if_due(FIRST, solved, author, record)
+    _, _, author, record = searched(chance=1.0)
     assert not author.prompts
     assert "no failure to reflect on" in record.of("notice")[-1]["text"]
 
 
-def test_rollouts_with_an_environment_error_are_not_shown():
+def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     def failing(rows: Sequence[Assignment], **how: Any) -> list[Trajectory]:
-        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
-        return [replace(trajectory, **lost) for trajectory in policy_of()(rows, **how)]
+        return [make_trajectory(a, 0.0, stop=StopReason.ENVIRONMENT_ERROR) for a in rows]
 
-    strategy, author = gepa(), Author(one_skill_more)
-    with pytest.raises(EngineError, match="all rollouts to reflect on ended in an environment"):
-        strategy.evolve_if_due(FIRST, failing, author, Events())
-    assert not author.prompts
-    author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
+    author, record = Author(by_rules), Events()
     gepa().evolve_if_due(FIRST, failing, author, record)
-    assert "ended in an environment error" in record.of("notice")[-1]["text"]
+    assert not author.prompts
+    lost, unasked = (row["text"] for row in record.of("notice"))
+    assert "rollouts that score texts ended in an environment error and count as 0" in lost
+    assert "no failure to reflect on" in unasked
 
 
-def test_an_answer_that_was_not_shown_is_no_leak():
-    def cautious(n: int, prompt: str) -> str:
-        shown = {example.question.split()[1].rstrip("?") for example in read_examples(prompt)}
-        others = " ".join(f"secret{i}" for i in range(60) if str(i) not in shown)
-        return reply(f"{START} Never say {others}, a{n} b{n} c{n}.")
+@pytest.mark.parametrize("scoring", ["greedy", "sampled"])
+def test_texts_are_scored_as_asked_and_prompts_name_the_texts_to_keep(scoring: Any):
+    def rollout(rows: Sequence[Assignment], *, purpose: str, greedy: bool) -> list[Trajectory]:
+        assert greedy == (scoring == "greedy")
+        return ScriptedRollout(decomposing)(rows, purpose=purpose)
 
-    record = Events()
-    gepa().evolve_if_due(FIRST, policy_of(), Author(cautious), record)
-    assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
-
-
-@pytest.mark.parametrize("shown", [False, True])
-@pytest.mark.parametrize("scoring", ["greedy", "sampled"])  # the policy checks that it is asked so
-def test_the_truth_is_shown_where_it_is_asked_for(shown: bool, scoring: Any):
-    _, _, author, _ = searched(options=replace(SMALL, show_answers=shown, scoring=scoring))
-    assert all(f"{START[:-1]}" in prompt for prompt in author.prompts)
-    assert all("Keep these texts in the new instruction" in prompt for prompt in author.prompts)
-    assert all("<think>, </think>" in prompt for prompt in author.prompts)
-    assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
+    author = Author(by_rules)
+    gepa(scoring=scoring).evolve_if_due(FIRST, rollout, author, Events())
+    kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>, <search>"
+    assert all(kept in prompt for prompt in author.prompts)
 
 
 def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
-    for error, said in (
-        (LLMError("gone"), "LLMError: gone"),
-        (BudgetError("no money"), "no money"),
-    ):
-        with pytest.raises(EvolutionError, match=f"the only phase failed .*{said}"):
-            searched(raising(error))
+    for error in (LLMError("gone"), BudgetError("no money")):
+        with pytest.raises(EvolutionError, match=f"failed, phases in a row: 1 .*{error}"):
+            searched(write=raising(error))
 
 
-def test_the_state_holds_the_search():
-    strategy, *_ = searched()
-    again = gepa()
-    again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
-    assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
-    assert again.state_dict() == strategy.state_dict()
-    assert again.evolve_if_due(FIRST, policy_of(), Author(raising(LLMError("no"))), Events()) == {}
-    fresh = gepa()
-    fresh.load_state_dict(fresh.state_dict())
-    assert fresh.best_instruction_id() == "i0"
-    assert [(i.id, fresh._means.get(i.id)) for i in fresh._lineage] == [("i0", None)]
-    with pytest.raises(ConfigError, match="1 training questions; GEPA expects 2 or more"):
-        gepa(tasks=questions(1))
+def test_a_search_that_was_stopped_continues_as_if_it_was_not():
+    check_a_stop_changes_nothing(gepa, ScriptedRollout(decomposing), rules_llm(5), TASKS, 1, 3)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import cotune
 from cotune.cli.train import train
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
@@ -85,14 +84,6 @@ def test_the_state_of_another_instruction_is_refused(kind: str) -> None:
 def built(kind: str, instruction: str) -> Strategy:
     method = method_of(kind)
     return method.build(method.options(), Context(instruction=instruction, tasks=make_tasks(400)))
-
-
-def test_the_methods_folders_do_not_import_each_other() -> None:
-    folders = ("inspo", "p2o", "fst")
-    root = Path(cotune.__file__).parent / "methods"
-    for name in folders:
-        code = "".join(file.read_text(encoding="utf-8") for file in (root / name).glob("*.py"))
-        assert not [n for n in folders if n != name and f"cotune.methods.{n}" in code]
 
 
 @pytest.mark.usefixtures("bandit")

@@ -41,8 +41,7 @@ def propose(n: int, prompt: str) -> str:
         {**INSPO, "proposer": "reflection"},
         {**INSPO, "proposer": "paraphrase"},
         {"kind": "gepa", "budget": 60, "dev_size": 10},
-        {"kind": "p2o", "hints": {**HINTS, "reflection": "gepa"}},
-        {"kind": "p2o", "hints": {**HINTS, "reflection": "single_turn"}},
+        {"kind": "p2o", "hints": HINTS},
     ],
 )
 def test_every_proposer_is_told_of_the_tools(tmp_path: Path, strategy: dict[str, Any]) -> None:

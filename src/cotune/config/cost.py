@@ -13,13 +13,14 @@ from cotune.config.run_file import RIVALS, EvaluationConfig, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.base import DESCRIPTION_CHARS
 from cotune.llm.client import OpenAIOptions
+from cotune.methods.contract import MAX_CHARS
 from cotune.methods.method import MethodOptions, RunShape
 from cotune.methods.registry import method_of
 from cotune.types import Limits
 from cotune.utils.tables import plain_table
 
-# The fixed part of a proposer's prompt: our wording and the environment's description.
-_FIXED_CHARS = 2000 + DESCRIPTION_CHARS
+# A proposer's prompt without rollouts: our wording, the environment's description and the longest parent.
+_FIXED_CHARS = 2000 + DESCRIPTION_CHARS + MAX_CHARS
 _CHARS_PER_TOKEN = 4
 
 
@@ -79,16 +80,13 @@ def plan_method(
         evaluations = math.ceil(max(1, steps) / evaluation.every)
         evaluate += evaluations * cost.validations * sizes["validation"]
         evaluate += min(RIVALS, cost.rivals) * sizes["validation"]
-    proposals = cost.proposals
-    calls = 0 if proposals is None else proposals.count
     price: float | None = None
-    if isinstance(llm, OpenAIOptions) and proposals is not None:
-        text_tokens = (_FIXED_CHARS + proposals.text_chars) // _CHARS_PER_TOKEN
+    if isinstance(llm, OpenAIOptions) and method.needs_llm:
         episode_tokens = limits.prompt_tokens + limits.trajectory_tokens
-        prompt_tokens = text_tokens + proposals.episodes * episode_tokens
-        price = calls * llm.price(prompt_tokens, llm.max_tokens)
+        prompt_tokens = _FIXED_CHARS // _CHARS_PER_TOKEN + cost.shown_rollouts * episode_tokens
+        price = cost.calls * llm.price(prompt_tokens, llm.max_tokens)
     rollouts: dict[str, int] = {**cost.rollouts, "train": train, "evaluate": evaluate}
-    return Plan(rollouts, calls, price)
+    return Plan(rollouts, cost.calls, price)
 
 
 def show_plan(planned: Plan, name: str, limits: Limits, llm: Any, console: Console) -> None:

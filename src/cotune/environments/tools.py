@@ -308,7 +308,7 @@ def _result(name: str, job: Job | None) -> tuple[str, str]:
     if job.error is None:
         return str(job.value), ""
     kind = "took too long" if job.timed_out else type(job.error).__name__
-    return str({"error": message_of(job.error)}), f"{name}: {kind}"
+    return str({"error": str(job.error)}), f"{name}: {kind}"
 
 
 def name_action(action: Action, tools: Sequence[str] = ()) -> str:

@@ -47,19 +47,6 @@ def needs_token_weights(trajectories: Iterable[Trajectory], settings: Distillati
     return uses_context_mask(settings) and any(map(is_distilled, trajectories))
 
 
-def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats:
-    """Return π_old(ỹ_t|x) / π_old(ỹ_t|x̃) of each token, (C,).
-
-    Args:
-        trained_logprobs: log π_old under the prompt that is trained on, (C,).
-        sampled_logprobs: log π_old under the prompt used for sampling, (C,). NaN if the sampler
-            did not report it; the ratio is then 1.
-    """
-    trained = np.asarray(trained_logprobs, dtype=np.float64)
-    ratios = np.exp(trained - np.asarray(sampled_logprobs, dtype=np.float64))
-    return np.where(np.isnan(sampled_logprobs), 1.0, ratios)
-
-
 def token_weights(ratios: Floats, settings: Distillation, advantage: float) -> Floats:
     """Return the factor of each token's loss, from its context ratio, (C,) to (C,).
 
@@ -110,8 +97,10 @@ def batch_weights(
         positions = np.flatnonzero(trajectory.mask)
         weights[row, positions] = 1.0
         if needs_token_weights([trajectory], settings):
+            # π_old(ỹ_t|x) / π_old(ỹ_t|x̃); 1 if the sampler did not report the probability.
             sampled = np.array(trajectory.logprobs)[positions]
-            ratios = context_ratios(trained_logprobs[row, positions], sampled)
+            ratios = np.exp(trained_logprobs[row, positions].astype(np.float64) - sampled)
+            ratios[np.isnan(sampled)] = 1.0
             weights[row, positions] = token_weights(ratios, settings, float(advantages[row]))
             if distilled is not None:
                 distilled.append((ratios, weights[row, positions]))

@@ -1,6 +1,6 @@
 """The contract of a proposed text: the checks before a candidate costs any rollout.
 
-A candidate that breaks it is rejected with the reason, never repaired. That it must not hold answers and solutions
+A candidate that breaks it is rejected with the reason, never repaired. That it must not hold answers
 of the questions that its author was shown is the second line of defence, which a translation evades. The first is
 provenance: a text is not judged on these questions (`types.Instruction.shown`).
 """
@@ -8,17 +8,15 @@ provenance: a text is not judged on these questions (`types.Instruction.shown`).
 import difflib
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 
 from cotune.errors import ConfigError
 from cotune.methods.method import Context
 from cotune.types import Task
 
-# ---- answers and solutions, found by comparing words
+# ---- answers, found by comparing words
 
 _MIN_LETTERS = 4
 _MIN_DIGITS = 3
@@ -63,23 +61,12 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(_DENSE.sub(r" \g<0> ", "".join(characters)).split())
 
 
-def is_dense(words: Sequence[str]) -> bool:
-    """Return whether most words are characters of a script without spaces."""
-    return 2 * sum(_DENSE.fullmatch(word) is not None for word in words) > len(words)
-
-
-def runs(words: Sequence[str]) -> set[str]:
-    """Return every run of five words, or of ten characters of a script without spaces."""
-    count = 2 * _RUN if is_dense(words) else _RUN
-    return {" ".join(words[i : i + count]) for i in range(len(words) - count + 1)}
-
-
 def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | None:
     """Return the first ground-truth answer that is in the candidate but not in its parent.
 
     Compares whole words, and numbers without grouping. An answer of more than five words counts if five in
-    a row are shared. Skips answers of common words only and those of fewer than four letters (two in a
-    script without spaces) or three digits, which texts contain by chance.
+    a row are shared. Skips answers of common words only and those of fewer than four letters or three digits, which
+    texts contain by chance.
     """
     new = _spaced(candidate)
     old = _spaced(parent)
@@ -87,17 +74,6 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
         for answer in task.answers:
             if any(part in new and part not in old for part in _telling(answer)):
                 return answer
-    return None
-
-
-def quoted_solution(candidate: str, earlier: str, tasks: Iterable[Task]) -> str | None:
-    """Return the first run of words that the candidate shares with a task's solution, unless `earlier` has it."""
-    new = sorted(runs(words_of(candidate)) - runs(words_of(earlier)))
-    for task in tasks:
-        solution = _spaced(task.solution)
-        for run in new:
-            if f" {run} " in solution:
-                return run
     return None
 
 
@@ -109,36 +85,30 @@ def _spaced(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _telling(answer: str) -> tuple[str, ...]:
-    """Return the parts of an answer that give it away, with blanks around; () if chance explains them."""
+    """Return the parts of an answer that give it away, with blanks around; () if chance explains them.
+
+    They are all runs of five words, or the whole of a shorter one.
+    """
     words = _spaced(_LATEX.sub(" ", answer)).split()
-    parts = sorted(runs(words)) or [" ".join(words)]
-    return tuple(f" {part} " for part in parts if not _by_chance(part.split()))
+    count = min(len(words), _RUN)
+    parts = [words[i : i + count] for i in range(len(words) - count + 1)]
+    return tuple(f" {' '.join(part)} " for part in parts if not _by_chance(part))
 
 
 def _by_chance(words: Sequence[str]) -> bool:
     text = "".join(words)
     if text.isdigit():
         return len(text) < _MIN_DIGITS
-    letters = len(text) * (2 if is_dense(words) else 1)
-    return letters < _MIN_LETTERS or all(word in _COMMON or len(word) < 3 for word in words)
+    return len(text) < _MIN_LETTERS or all(word in _COMMON or len(word) < 3 for word in words)
 
 
 # ---- the rules
 
-_THINK_TAG = re.compile(r"</?think>")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 # Tags of INSPO's proposal prompts (`inspo.proposers`): in an instruction they would break them.
 # Blanks are allowed, as in the parser of replies.
 _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
-# Of gepa's prompt; in a parent they would be filled in.
-_PLACEHOLDERS = ("<curr_param>", "<side_info>")
 _LEAST_WORDS = 3  # an ellipsis of an echoed format, or a dash, is no text
-_REFUSAL = re.compile(
-    r"\W*((i['’]m|i am|we are|we['’]re)( very| so| truly)? sorry|sorry|i apologi[sz]e|(my )?apologies|as an ai\b|"
-    r"(unfortunately,? |regrettably,? )?i( cannot|['’ ]?can['’]?t| can not|['’ ]?won['’]?t| am unable|['’]m unable|"
-    r" am not able|['’]m not able| must decline| have to decline)\b)",
-    re.IGNORECASE,
-)
 MAX_CHARS = 4000
 """Length limit of an instruction or a hint, in characters."""
 
@@ -174,19 +144,14 @@ def neutralised(text: str) -> str:
 def is_near_copy(a: str, b: str) -> bool:
     """Return whether two texts differ by at most two words, case, accents and punctuation aside.
 
-    A replaced word counts as two; in a script without spaces four characters may differ. Counted in words, not as a
+    A replaced word counts as two, and every character of a script without spaces as a word. Counted in words, not as a
     ratio: one short sentence can change all, and in a long instruction a ratio would call that a copy.
     """
     words_a = words_of(a)
     words_b = words_of(b)
-    allowed = 4 if is_dense(words_a) else 2
-    difference = Counter(words_a)
-    difference.subtract(words_b)
-    if sum(map(abs, difference.values())) > allowed:
-        return False
     matcher = difflib.SequenceMatcher(None, words_a, words_b, autojunk=False)
     shared = sum(block.size for block in matcher.get_matching_blocks())
-    return len(words_a) + len(words_b) - 2 * shared <= allowed
+    return len(words_a) + len(words_b) - 2 * shared <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +185,18 @@ class TextRules:
                 f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
                 "proposals: rename them"
             )
-        hint_rules = cls.of_hints(context)
-        return replace(hint_rules, original=instruction, required=tuple(context.required))
+        required = tuple(context.required)
+        return replace(cls.of_hints(context), original=instruction, required=required, beside="")
 
     @classmethod
     def of_hints(cls, context: Context) -> "TextRules":
         """Return the rules of a run's hints."""
-        control_tokens = tuple(context.control_tokens)
-        return cls("", context.count_tokens, context.max_tokens, control_tokens)
+        return cls(
+            count_tokens=context.count_tokens,
+            max_tokens=context.max_tokens,
+            control_tokens=tuple(context.control_tokens),
+            beside=context.instruction,
+        )
 
     @property
     def kept_texts(self) -> tuple[str, ...]:
@@ -242,14 +211,10 @@ class TextRules:
         Args:
             parent: the text it was derived from; what is already in it is not a leak.
             others: texts alive or already tried, which it must not copy.
-            tasks: the questions that its author was shown, whose answers and solutions it must not contain.
+            tasks: the questions that its author was shown, whose answers it must not contain.
         """
-        if placed := [p for p in _PLACEHOLDERS if p in candidate]:
-            return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if len(words_of(candidate)) < _LEAST_WORDS:
             return f"fewer than {_LEAST_WORDS} words"
-        if _REFUSAL.match(candidate):
-            return "a refusal"
         if any("\ud800" <= character <= "\udfff" for character in candidate):
             return "holds half of a UTF-16 pair, which no tokenizer takes"
         if missing := [text for text in self.kept_texts if text not in candidate]:
@@ -258,25 +223,19 @@ class TextRules:
             return f"holds {', '.join(reserved)}, which only proposals may"
         if forged := [token for token in self.control_tokens if token in candidate]:
             return f"holds {', '.join(forged)}, which only the chat template may"
-        steps = (1 if tag == "<think>" else -1 for tag in _THINK_TAG.findall(candidate))
-        depths = list(accumulate(steps, initial=0))
-        if depths[-1] > 0:
+        unclosed = candidate.count("<think>") - candidate.count("</think>")
+        if unclosed > 0:
             return "unclosed <think>"
         # A stray tag in a hint would end the thoughts of a template that looks for them.
-        if not self.original and min(depths) < 0:
-            return "stray think tag"
+        if unclosed < 0 and not self.original:
+            return "stray </think>"
         if len(candidate) > MAX_CHARS:
             return f"{len(candidate)} characters; {MAX_CHARS} allowed"
         tokens = self.count_tokens(candidate) if self.count_tokens is not None else 0
         if self.max_tokens is not None and tokens > self.max_tokens:
             return f"{tokens} tokens; {self.max_tokens} allowed"
-        not_new = f"{self.beside}\n{parent}"
-        if (answer := leaked_answer(candidate, not_new, tasks)) is not None:
+        if (answer := leaked_answer(candidate, f"{self.beside}\n{parent}", tasks)) is not None:
             return f"brings in the answer {answer!r} of a training question"
-        # A parent hint may hold the solution of a question that only this author was shown.
-        allowed_text = not_new if self.original else self.beside
-        if (quoted := quoted_solution(candidate, allowed_text, tasks)) is not None:
-            return f"quotes the solution of a shown question: {quoted!r}"
         if any(is_near_copy(candidate, other) for other in others):
             return "near copy of one alive or tried"
         return None

@@ -17,14 +17,13 @@ from statistics import fmean
 from typing import Any, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.contract import MAX_CHARS, TextRules
+from cotune.methods.contract import TextRules
 from cotune.methods.last_stage import EvolvedInstructions, TrainedPromptOptions, check_last_stage
 from cotune.methods.method import (
     Context,
     Cost,
     Evolution,
     Method,
-    Proposals,
     RunShape,
     check_least,
     too_close_to_call,
@@ -37,7 +36,6 @@ from cotune.methods.proposals import (
     surroundings,
 )
 from cotune.methods.text_evolution import (
-    FENCED,
     MINIBATCH,
     DevScores,
     GepaSearchOptions,
@@ -45,12 +43,12 @@ from cotune.methods.text_evolution import (
     Scoring,
     SearchPlan,
     TextSearch,
-    dev_count,
     gepa_prompt,
     greedy_cover,
     least_budget,
     mean_scores,
     ranked,
+    read_fenced,
     split,
 )
 from cotune.protocols import Recorder, State
@@ -84,10 +82,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
         GepaSearchOptions.__post_init__(self)
         check_least(self, 1, "prompts", "evolve_every")
 
-    def least_budget(self, dev: int) -> int:
-        """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
-        return (self.prompts - 1) * dev + least_budget(dev)
-
     def is_due(self, step: int) -> bool:
         """Return whether a round runs before a step."""
         return (step - 1) % self.evolve_every == 0
@@ -113,17 +107,17 @@ class Fst(EvolvedInstructions):
                 f"{len(context.tasks)} training questions; {self.name.upper()} expects 2 or more, to "
                 "score and reflect on"
             )
-        dev = dev_count(len(context.tasks), options.dev_size)
-        if options.budget < (least := options.least_budget(dev)):
+        self._key = f"{self.name}/{self.seed}"
+        self._dev, self._train = split(context.tasks, options.dev_size, self._key)
+        dev = len(self._dev)
+        least = (options.prompts - 1) * dev + least_budget(dev)
+        if options.budget < least:
             raise ConfigError(
                 f"strategy.budget is {options.budget}; expected at least {least}, to score {options.prompts} "
                 f"prompts and a new one on {dev} questions; raise it, or lower strategy.dev_size"
             )
-        self._key = f"{self.name}/{self.seed}"
-        self._dev, self._train = split(context.tasks, options.dev_size, self._key)
         self._description = context.description
-        self._account = ProposalAccount("instruction", FENCED, needed=True)
-        self._means: dict[str, float] = {}  # last mean dev score by id
+        self._account = ProposalAccount("instruction", read_fenced, needed=True)
         self._rows: DevScores = {}  # of the prompts in use, the best first; none before a round
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
@@ -135,8 +129,10 @@ class Fst(EvolvedInstructions):
         return list(self._rows) or ["i0"]
 
     def _prompts_in_use(self) -> list[Instruction]:
+        """Return the prompts in use, the best first; after `settle`, the one named there."""
         by_id = {instruction.id: instruction for instruction in self._lineage}
-        return [by_id[identity] for identity in self._prompts]
+        ids = sorted(self._prompts, key=lambda identity: identity != self._settled)
+        return [by_id[identity] for identity in ids]
 
     # ---- fast weights
 
@@ -183,29 +179,20 @@ class Fst(EvolvedInstructions):
         self._lineage = search.instructions
         scores = {prompt.id: by_text[prompt.text] for prompt in (*used, *self._lineage[born:])}
         # 3. The prompts in use are those that cover the Pareto front of all.
-        cause = "not in the cover"
-        if search.scores_are_lost("the prompts in use stay"):
-            cause = "its scores were lost"
-            self._means = mean_scores(scores) | self._means
-            self._rows = {
-                prompt.id: self._rows.get(prompt.id, scores[prompt.id]) for prompt in used
-            }
-        else:
-            self._means |= mean_scores(scores)
-            ids = [*scores]
-            # The first has the highest mean; ties go to the earliest.
-            cover = greedy_cover([*scores.values()], -math.inf)[: options.prompts]
-            in_use = {ids[i] for i in cover}
-            self._rows = {
-                identity: scores[identity] for identity in ranked(scores) if identity in in_use
-            }
-        self._report_round(scores, cause, evolution.record)
+        ids = [*scores]
+        # The first has the highest mean; ties go to the earliest.
+        cover = greedy_cover([*scores.values()], -math.inf)[: options.prompts]
+        in_use = {ids[i] for i in cover}
+        self._rows = {
+            identity: scores[identity] for identity in ranked(scores) if identity in in_use
+        }
+        self._report_round(scores, evolution.record)
         front = [max(column) for column in zip(*self._rows.values(), strict=True)]
         metrics = {
             "evaluations": search.evaluations,
             "accepted": len(evolved) - 1,
             "prompts": len(self._rows),
-            "best_dev_score": self._means[self._prompts[0]],
+            "best_dev_score": fmean(self._rows[self._prompts[0]]),
             "covered_dev_score": fmean(front),
         }
         return {f"{self.name}/{name}": float(value) for name, value in metrics.items()}
@@ -213,13 +200,11 @@ class Fst(EvolvedInstructions):
     def _search_key(self, step: int) -> str:
         return f"{self._key}/{step}"
 
-    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, record: Recorder) -> None:
         """Record the instructions of a round that are not in use after it."""
-        for identity in scores:
+        for identity, weight in mean_scores(scores).items():
             if identity not in self._rows:
-                record_gone(
-                    identity, self._means[identity], self._observed[identity], cause, record
-                )
+                record_gone(identity, weight, self._observed[identity], "not in the cover", record)
 
     # ---- slow weights
 
@@ -239,12 +224,13 @@ class Fst(EvolvedInstructions):
         rollouts = Counter(t.assignment.instruction_id for t in trajectories)
         self._observed += rollouts
         self._steps.update(rollouts.keys())
+        means = mean_scores(self._rows)
         members = [
             {
                 "id": identity,
-                "weight": self._means.get(identity),
+                "weight": means.get(identity),
                 "probability": 1 / len(self._prompts),
-                "observed": self._means.get(identity),
+                "observed": means.get(identity),
                 "observed_rollouts": self._observed[identity],
             }
             for identity in self._prompts
@@ -256,20 +242,16 @@ class Fst(EvolvedInstructions):
 
     def best(self) -> Instruction:
         """Return the prompt with the highest mean in the last round; the initial one before any."""
-        return self._rank_prompts()[0]
-
-    def _rank_prompts(self) -> list[Instruction]:
-        """Return the prompts in use, the best first."""
-        return sorted(self._prompts_in_use(), key=lambda prompt: prompt.id != self._settled)
+        return self._prompts_in_use()[0]
 
     def choice(self) -> Choice | None:
-        first, *others = self._rank_prompts()
+        first, *others = self._prompts_in_use()
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]
         rivals = tuple(prompt for prompt in others if too_close_to_call(row, self._rows[prompt.id]))
         second = others[0] if others else None
-        weight = self._means[first.id]
+        weight = fmean(row)
         rollouts = self._observed[first.id]
         return Choice(
             first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
@@ -277,7 +259,6 @@ class Fst(EvolvedInstructions):
 
     def state_dict(self) -> State:
         return super().state_dict() | {
-            "means": dict(self._means),
             # A list: JSON may be saved with sorted keys.
             "rows": [[identity, list(row)] for identity, row in self._rows.items()],
             "rounds": self._rounds,
@@ -288,7 +269,6 @@ class Fst(EvolvedInstructions):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self._means = dict(state["means"])
         self._rows = {identity: tuple(row) for identity, row in state["rows"]}
         self._rounds = int(state["rounds"])
         self._observed = Counter(state["observed"])
@@ -324,13 +304,13 @@ class InstructionSearch(TextSearch):
         self._before = 0  # rollouts before the search itself
         self._part = -1  # of the budget, when progress was last recorded
         lineage = {instruction.text: instruction.shown for instruction in instructions}
-        super().__init__(plan, evolution, account, rules, self._refuse, lineage)
+        super().__init__(plan, evolution, account, rules, lineage)
 
     def run(self, seed: Instruction, last: bool) -> DevScores:
         """Return all texts with their scores, the seed first; the accepted ones join the instructions.
 
         Raises:
-            EngineError, EvolutionError: see `end_phase`, which takes `last`.
+            EvolutionError: see `end_phase`, which takes `last`.
         """
         self._before = self.evaluations
         budget = self.left
@@ -372,14 +352,8 @@ class InstructionSearch(TextSearch):
         self._ids[text] = instruction.id
         record_born(instruction, self.record, score, parent_score)
 
-    def record_rejected(
-        self, text: str, parent: str, score: float, parent_score: float, reason: str
-    ) -> None:
-        parent_id = self._ids[parent]
-        record_rejected(text, parent_id, self._origin, reason, self.record, score, parent_score)
-
-    def _refuse(self, text: str, parent: str, reason: str) -> None:
-        record_rejected(text, self._ids[parent], self._origin, reason, self.record)
+    def record_rejected(self, text: str, parent: str, reason: str, **scores: float) -> None:
+        record_rejected(text, self._ids[parent], self._origin, reason, self.record, **scores)
 
     def record_progress(self, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
@@ -451,9 +425,9 @@ def check(options: FstOptions, shape: RunShape) -> None:
 def cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / MINIBATCH)
-    proposals = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
-    return Cost(rounds, evolve, proposals, 1 + options.checks_uplift, options.prompts - 1)
+    validations = 1 + options.checks_uplift
+    return Cost(rounds, evolve, calls, MINIBATCH, validations, options.prompts - 1)
 
 
 METHOD = Method(
@@ -506,14 +480,14 @@ class Gepa(Fst):
     def _search_key(self, step: int) -> str:
         return self._key
 
-    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, record: Recorder) -> None:
         """Record the best instruction, which the run keeps."""
         first = self._prompts[0]
         others = [identity for identity in ranked(scores) if identity != first]
         record(
             "best_instruction",
             id=first,
-            weight=self._means[first],
+            weight=fmean(scores[first]),
             observed_steps=0,
             observed_rollouts=len(scores[first]),
             runner_up=others[0] if others else None,

@@ -91,29 +91,22 @@ class RunShape:
 
 
 @dataclass(frozen=True)
-class Proposals:
-    """The most calls of the optimizer LLM, with the characters of texts and the rollouts in one prompt."""
-
-    count: int
-    text_chars: int
-    episodes: int
-
-
-@dataclass(frozen=True)
 class Cost:
     """Upper bounds on a method's spending on evolution.
 
     Attributes:
         phases: number of evolution phases.
         rollouts: number of rollouts by purpose, beside the training batches.
-        proposals: the calls of the optimizer LLM; None if it makes none.
+        calls: number of calls of the optimizer LLM.
+        shown_rollouts: number of rollouts in one of its prompts.
         validations: how often a policy is scored on validation; 2 if also under the initial instruction.
         rivals: how many instructions validation may have to compare with the best one at the end.
     """
 
     phases: int = 0
     rollouts: Mapping[Purpose, int] = field(default_factory=dict[Purpose, int])
-    proposals: Proposals | None = None
+    calls: int = 0
+    shown_rollouts: int = 0
     validations: int = 1
     rivals: int = 0
 

@@ -2,7 +2,6 @@
 
 proposer     makes a `Request` of a parent and what was learned under it: `inspo.proposers.propose`, and
              for GEPA `text_evolution.TextSearch`
-ReplyForm    reads the texts of a reply
 contract     says why a text is rejected, before it costs a rollout (`contract`)
 provenance   the questions that the author of a text, or of an ancestor, was shown (`Draft.shown`)
 ProposalAccount       asks the LLM, counts and records, and ends a run in which it is useless
@@ -18,25 +17,10 @@ from cotune.protocols import LLM, Recorder, State
 from cotune.types import Instruction, Task
 
 _ENDS_A_RUN = 2  # failed phases in a row
-_MOST_CAUSES = 5
 _ADVICE = "correct llm, or set llm.optional: true to continue without its proposals"
 _CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
 _CRITIQUE_CHARS = 2000
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
-_THINK_TAG = re.compile(r"</?think>")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyForm:
-    """How texts stand in a reply.
-
-    Attributes:
-        read: returns (critique, texts) of a reply; never raises. No texts if none stands in this form.
-        place: where they stand, for messages.
-    """
-
-    read: Callable[[str], tuple[str, list[str]]]
-    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +59,11 @@ class ProposalAccount:
     A phase in which every proposal failed is recorded as "phase_failed". Two in a row end the run, unless
     the LLM is `optional`. Once a text of the run was valid, a phase has failed only if no reply could be
     read: all proposals of a working LLM may be rejected, for instance as near copies. An LLM that has
-    nothing left to give (BudgetError) has not failed either; this is recorded once, as "proposals_ended".
+    nothing left to give (BudgetError) has not failed either; this is recorded as "proposals_ended".
 
     Args:
         what: what it writes, "instruction" or "hint".
-        form: how texts stand in a reply.
+        read: returns (critique, texts) of a reply; never raises. No texts if it holds none in the form asked for.
         needed: whether the run is pointless without a valid text, so that an LLM that has nothing left
             before the first one has failed.
 
@@ -89,15 +73,15 @@ class ProposalAccount:
         spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
     """
 
-    def __init__(self, what: str, form: ReplyForm, needed: bool = False) -> None:
+    def __init__(
+        self, what: str, read: Callable[[str], tuple[str, list[str]]], needed: bool = False
+    ) -> None:
         self.what = what
-        self._form = form
+        self._read = read
         self._needed = needed
         # What the phases so far say of the LLM.
         self._useful = False  # whether a text of the run met the contract
         self._failed = 0  # failed phases in a row
-        self._causes: list[str] = []  # why their proposals failed
-        self._ended = False  # whether "proposals_ended" was recorded
 
     def begin(
         self,
@@ -121,6 +105,7 @@ class ProposalAccount:
         self._tried = list(tried)
         self.asked = self.answered = self.proposed = self.valid = 0
         self.spent = ""
+        self._cause = ""  # why the phase's first proposal failed
 
     def ask(self, request: Request, most: int | None = None) -> list[Draft] | None:
         """Return the valid texts of a reply, of which at most `most` are read; None if none came.
@@ -143,9 +128,9 @@ class ProposalAccount:
             self._fail(_CUT_OFF)
             return []
         self.answered += 1
-        critique, texts = self._form.read(reply.text)
+        critique, texts = self._read(reply.text)
         if not texts:
-            self._fail(f"the reply holds no {self.what} {self._form.place}")
+            self._fail(f"the reply holds no {self.what} in the form that was asked for")
             return []
         texts = texts[:most]
         shown_ids = request.provenance(self.llm)
@@ -162,7 +147,7 @@ class ProposalAccount:
                 self._reject(text, request.parent, reason)
         self.valid += len(drafts)
         if not drafts:
-            self._blame(f"the {self.what} {self._form.place} broke the contract: {reasons[0]}")
+            self._cause = self._cause or f"the {self.what} broke the contract: {reasons[0]}"
         return drafts
 
     def end_phase(self, last: bool = False) -> None:
@@ -178,46 +163,28 @@ class ProposalAccount:
         self._useful |= self.valid > 0
         if self.valid or (self._useful and self.proposed):
             self._failed = 0
-            self._causes = []
-            self._ended = False
         elif not self.spent or (self._needed and not self._useful):
-            if self.spent:
-                self._blame(self.spent)
+            cause = self._cause or self.spent
             self._failed += 1
-            causes = "; ".join(self._causes)
-            self.record("phase_failed", reason=causes, in_a_row=self._failed)
+            self.record("phase_failed", reason=cause, in_a_row=self._failed)
             ends = self._failed >= _ENDS_A_RUN or (last and not self._useful)
             if ends and not getattr(self.llm, "optional", False):
-                phases = (
-                    "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
+                raise EvolutionError(
+                    f"every {self.what} failed, phases in a row: {self._failed} ({cause}): {_ADVICE}"
                 )
-                raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {_ADVICE}")
         if self.spent:
-            if not self._ended:
-                self.record("proposals_ended", reason=self.spent)
-            self._ended = True
+            self.record("proposals_ended", reason=self.spent)
 
     def _fail(self, reason: str) -> None:
-        self._blame(reason)
+        self._cause = self._cause or reason
         self.record("proposal_failed", reason=reason)
 
-    def _blame(self, reason: str) -> None:
-        if reason not in self._causes and len(self._causes) < _MOST_CAUSES:
-            self._causes.append(reason)
-
     def state_dict(self) -> State:
-        return {
-            "useful": self._useful,
-            "failed": self._failed,
-            "causes": list(self._causes),
-            "ended": self._ended,
-        }
+        return {"useful": self._useful, "failed": self._failed}
 
     def load_state_dict(self, state: State) -> None:
         self._useful = bool(state["useful"])
         self._failed = int(state["failed"])
-        self._causes = list(state["causes"])
-        self._ended = bool(state["ended"])
 
 
 def reads_prompts(llm: LLM) -> bool:
@@ -279,19 +246,17 @@ def without_reasoning(reply: str, texts: re.Pattern[str]) -> str:
     """Return the rest of a reply after its leading thoughts; "" if they do not end.
 
     Thoughts may name the tag, and hold drafts. They end at the first closing tag after which the rest holds one of
-    the proposed `texts` and no closing tag outside of these. Some servers send thoughts without their opening tag.
+    the proposed `texts` and, outside of these, closes no more thoughts than it opens. Some servers send thoughts without
+    their opening tag.
     """
-    ends = [tag.end() for tag in _THINK_TAG.finditer(reply) if tag.group() == "</think>"]
-    if reply.lstrip().startswith("<think>"):
-        tails = [reply[end:] for end in ends]
-        clean = (
-            tail for tail in tails if texts.search(tail) and "</think>" not in texts.sub("", tail)
-        )
-        holding = (tail for tail in tails if texts.search(tail))
-        return next(clean, None) or next(holding, tails[-1] if tails else "")
-    depth = 1
-    for tag in _THINK_TAG.finditer(texts.sub(lambda match: " " * len(match.group()), reply)):
-        depth += 1 if tag.group() == "<think>" else -1
-        if depth == 0:
-            return reply[tag.end() :]
-    return reply
+
+    def ends_no_thoughts(tail: str) -> bool:
+        outside = texts.sub("", tail)
+        return outside.count("</think>") <= outside.count("<think>")
+
+    tails = [reply[tag.end() :] for tag in re.finditer("</think>", reply)]
+    if not reply.lstrip().startswith("<think>"):
+        tails.insert(0, reply)
+    holding = [tail for tail in tails if texts.search(tail)]
+    answers = [*filter(ends_no_thoughts, holding)] or holding or tails[-1:]
+    return answers[0] if answers else ""

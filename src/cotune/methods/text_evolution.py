@@ -9,16 +9,15 @@ import hashlib
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import fmean
 from typing import Any, Literal
 
-from cotune.errors import EngineError
 from cotune.methods.contract import TextRules
 from cotune.methods.method import SOLVED_AT, Evolution, check_least
-from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
+from cotune.methods.proposals import Draft, ProposalAccount, Request, without_reasoning
 from cotune.types import Assignment, Prompt, Section, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
@@ -39,7 +38,6 @@ Candidate = dict[str, str]
 Dataset = Mapping[str, Sequence[Mapping[str, Trajectory]]]
 Job = tuple[Candidate, Dataset, list[str]]
 
-_MOST_LOST = 0.1  # share of rollouts without a score with which texts are still compared
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 
 
@@ -126,10 +124,6 @@ def read_fenced(reply: str) -> tuple[str, list[str]]:
         return "", []
     text = InstructionProposalSignature.output_extractor(answer)["new_instruction"]
     return answer.partition(_FENCE)[0].strip(), [text] if text.strip() else []
-
-
-FENCED = ReplyForm(read_fenced, "within ``` blocks")
-"""How the replies to gepa's prompts hold their texts."""
 
 
 DevScores = dict[str, tuple[float, ...]]
@@ -230,7 +224,6 @@ class TextSearch(ABC):
 
     Args:
         account: asks the LLM; its phase begins here.
-        refuse: records a text that breaks the rules: text, parent, reason.
         lineage: by text, the ids of the questions that it or an ancestor was derived from.
 
     Attributes:
@@ -247,7 +240,6 @@ class TextSearch(ABC):
         evolution: Evolution,
         account: ProposalAccount,
         rules: TextRules,
-        refuse: Callable[[str, str, str], None],
         lineage: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.plan = plan
@@ -258,11 +250,12 @@ class TextSearch(ABC):
         self._rollout = evolution.rollout
         self._lineage = dict(lineage or {})
         self._scored: dict[str, dict[str, Trajectory]] = {}  # on dev, by text and question
-        self._broken = False  # whether all rollouts to reflect on were environment errors once
         self._failure: BaseException | None = None
         self._barren = 0
         self._reported = 1  # texts that joined; the first is the seed
-        account.begin(evolution.llm, self.record, rules.check, refuse, tried=self._lineage)
+        account.begin(
+            evolution.llm, self.record, rules.check, self.record_rejected, tried=self._lineage
+        )
 
     # ---- what the texts are
 
@@ -278,10 +271,13 @@ class TextSearch(ABC):
     def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         """Record that a text joined; the scores are the means of both over dev."""
 
-    def record_rejected(  # noqa: B027  a hook
-        self, text: str, parent: str, score: float, parent_score: float, reason: str
-    ) -> None:
-        """Record that a valid text did not join; the scores are the means of both over its minibatch."""
+    @abstractmethod
+    def record_rejected(self, text: str, parent: str, reason: str, **scores: float) -> None:
+        """Record that a text did not join.
+
+        Args:
+            scores: of a valid text, `score` and `parent_score`, the means of both over its minibatch.
+        """
 
     @abstractmethod
     def record_progress(self, texts: int, best: float) -> None:
@@ -303,14 +299,7 @@ class TextSearch(ABC):
             greedy = self.plan.options.scoring == "greedy"
             new = self._rollout(assignments, purpose="evolve", greedy=greedy)
         self.evaluations += len(new)
-        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
-        if failed and not self.lost:
-            self.record(
-                "notice",
-                text=f"{failed} of {len(new)} rollouts that score texts ended in an environment error "
-                "and count as 0, so the scores may be too low",
-            )
-        self.lost += failed
+        self.lost += sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
         in_order = iter(new)
         return [
             [self._scored.get(text, {}).get(task.id) or next(in_order) for task in tasks]
@@ -323,17 +312,6 @@ class TextSearch(ABC):
         for text, row in zip(texts, rows, strict=True):
             self._scored[text] = {t.task.id: t for t in row}
         return {t: tuple(t.reward for t in row) for t, row in zip(texts, rows, strict=True)}
-
-    def scores_are_lost(self, stays: str) -> bool:
-        """Return whether the environment failed in too many rollouts to decide by their scores; `stays` is noted."""
-        if self.lost <= _MOST_LOST * self.evaluations:
-            return False
-        self.record(
-            "notice",
-            text=f"{self.lost} of {self.evaluations} rollouts that score texts ended in an environment error: "
-            f"{stays}",
-        )
-        return True
 
     def evaluate(
         self, batch: Sequence[Task], candidate: Candidate, capture_traces: bool = False
@@ -365,7 +343,6 @@ class TextSearch(ABC):
         """
         judged = [t for t in rollouts if t.judged]
         if not judged:
-            self._broken |= bool(rollouts)
             return None
         chars = _REFLECTION_CHARS // len(judged)
         examples = [example(t, self.plan.options.show_answers, chars) for t in judged]
@@ -404,22 +381,19 @@ class TextSearch(ABC):
         return [(reflection_lm.ReflectionProposal(new_texts=new), self) for new in proposals]
 
     def end_phase(self, last: bool = False) -> None:
-        """End the account's phase.
-
-        Raises:
-            EngineError: the last phase could not ask, because the environment failed.
-            EvolutionError: see `ProposalAccount.end_phase`.
-        """
+        """End the account's phase; EvolutionError: see `ProposalAccount.end_phase`."""
+        if self.lost:
+            self.record(
+                "notice",
+                text=f"{self.lost} of {self.evaluations} rollouts that score texts ended in an environment error "
+                "and count as 0, so the scores may be too low",
+            )
         account = self.account
         if account.asked or account.spent:
             account.end_phase(last)
-            return
-        why = "there was no failure to reflect on"
-        if self._broken:
-            why = "all rollouts to reflect on ended in an environment error or without a reward"
-            if last and not getattr(account.llm, "optional", False):
-                raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
-        self.record("notice", text=f"no {account.what} was asked for: {why}")
+        else:
+            text = f"no {account.what} was asked for: there was no failure to reflect on"
+            self.record("notice", text=text)
 
     # ---- the search itself
 
@@ -502,9 +476,9 @@ class TextSearch(ABC):
                 self.record_rejected(
                     proposal.candidate[_PART],
                     texts[proposal.parent_program_ids[0]],
-                    fmean(proposal.subsample_scores_after),
-                    fmean(proposal.subsample_scores_before),
                     "no budget left to score it" if beat_parent else "not above its parent",
+                    score=fmean(proposal.subsample_scores_after),
+                    parent_score=fmean(proposal.subsample_scores_before),
                 )
         return chosen
 

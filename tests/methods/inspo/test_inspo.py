@@ -1,6 +1,5 @@
 import json
 import re
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,13 +7,11 @@ from typing import Any
 import pytest
 
 from cotune.errors import EvolutionError, LLMError
-from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
-from cotune.methods.method import Context, RunShape
+from cotune.methods.inspo.inspo import Inspo, InspoOptions
+from cotune.methods.method import Context
 from cotune.protocols import Strategy
 from cotune.run.best import best_id
-from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
-from cotune.worlds.rules_llm import RulesLLM
-from cotune_lab.worlds import geo_rules
+from cotune.types import Assignment, Progress, Prompt, StopReason, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,
@@ -305,39 +302,21 @@ def test_the_population_stays_where_nothing_is_accepted():
     assert reasons == ["below its parent"] + ["near copy of one alive or tried"] * 4
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
-def test_the_proposers_see_what_is_theirs(proposer):
-    llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
-    _made, events = evolved(llm, proposer=proposer)
-    prompt = llm.prompts[1]
-    assert ("<example>" in prompt) == (proposer == "reflection")
-    assert "<ins_0>" in prompt
-    assert events.of("instruction_born")[-1]["origin"] == proposer
-
-
 # ---- provenance: nobody is verified on what the author was shown
 
 
-class Told(RulesLLM):
-    """The rules, and the questions that their last reply was shown."""
-
-    shown: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        super().__init__(0, geo_rules.RULES)
-
-    def complete(self, prompt: str) -> Completion:
-        self.shown = frozenset(f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", prompt))
-        return super().complete(prompt)
+def rules_author() -> Author:
+    """The rules; it keeps its prompts."""
+    return Author(lambda n, prompt: rules_llm(0).complete(prompt).text)
 
 
 class Verified(ScriptedRollout):
-    """A policy that fails often, and what each verification had: ids, questions, and those shown."""
+    """A policy that fails often, and what each verification had: ids, questions, and those last shown."""
 
-    def __init__(self, llm: Told) -> None:
+    def __init__(self, llm: Author) -> None:
         super().__init__(lambda text: min(0.8, len(text) / 1500))
         self.llm = llm
-        self.verified: list[tuple[set[str], set[str], frozenset[str]]] = []
+        self.verified: list[tuple[set[str], set[str], set[str]]] = []
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
@@ -345,7 +324,8 @@ class Verified(ScriptedRollout):
         if purpose == "verify":
             ids = {row.instruction_id for row in assignments}
             tasks = {row.task.id for row in assignments}
-            self.verified.append((ids, tasks, self.llm.shown))
+            shown = {f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", self.llm.prompts[-1])}
+            self.verified.append((ids, tasks, shown))
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
@@ -353,7 +333,7 @@ class Verified(ScriptedRollout):
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
     first, second = inspo(**changes), inspo(**changes, proposer=proposer)
-    events, llm = Events(), Told()
+    events, llm = Events(), rules_author()
     policy = Verified(llm)
     run(first, policy, llm, events, range(1, 8), make_tasks(40))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -373,7 +353,7 @@ def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(prop
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_bank_reads_no_question_so_all_are_left_to_verify_on(count: int):
-    events, llm = Events(), Told()
+    events, llm = Events(), rules_author()
     llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]
     policy = Verified(llm)
     run(inspo(evolve_every=2), policy, llm, events, range(1, 6), make_tasks(count))
@@ -382,43 +362,9 @@ def test_a_bank_reads_no_question_so_all_are_left_to_verify_on(count: int):
     assert not any("verification on" in event["text"] for event in events.of("notice"))
 
 
-def hidden(answer: str) -> str:
-    return b64encode(answer.encode()).decode()
-
-
-def hiding(n: int, prompt: str) -> str:
-    """Write the answers of a prompt in a form that no comparison of texts finds."""
-    answers = re.findall(r"Correct answer: (\w+)", prompt)
-    return reply(f"Remember {' '.join(map(hidden, answers))} and all of it.")
-
-
-class Reading(ScriptedRollout):
-    """A policy that knows only what its instruction hides."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda text: 0.0)
-
-    def _one(self, assignment: Assignment, key: str) -> Trajectory:
-        known = hidden(assignment.task.answers[0]) in assignment.sampled.instruction
-        return replace(super()._one(assignment, key), reward=float(known))
-
-
-def test_a_hidden_answer_gains_nothing():
-    strategy, events, policy = inspo(population_size=2, verification_tasks=20), Events(), Reading()
-    run(strategy, policy, Author(hiding), events, range(1, 6), make_tasks(20))
-    (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
-    assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
-    assert any("no rollout of them was rewarded" in row["text"] for row in events.of("notice"))
-    prompt = Prompt(leak["text"])
-    rows = [Assignment(task, prompt, prompt, "", 0) for task in make_tasks(20)]
-    gained = {t.task.id for t in policy(rows, purpose="train") if t.reward}
-    assert gained == set(leak["shown"])
-    assert len(gained) == 4
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
-    strategy, events, llm = inspo(evolve_every=1, evolve_until=99), Events(), Told()
+    strategy, events, llm = inspo(evolve_every=1, evolve_until=99), Events(), rules_author()
     policy = Verified(llm)
     run(strategy, policy, llm, events, range(1, 8), make_tasks(count))
     assert bool(policy.verified) == (count > 1)
@@ -445,14 +391,6 @@ def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stag
     run(other, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
 
 
-def test_a_last_stage_needs_batches_before_it():
-    stage = InspoOptions(distil_steps=4)
-    shape = RunShape(group_size=2, steps=5)
-    METHOD.check(stage, shape)
-    with pytest.raises(ValueError, match="distil_steps is 4, of 4 rollout batches; expected few"):
-        METHOD.check(stage, replace(shape, steps=4))
-
-
 # ---- state, options
 
 
@@ -472,7 +410,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, propose
     ("changes", "message"),
     [
         ({"population_size": 0}, "population_size is 0"),
-        ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
+        ({"parents": 4}, "parents is 4; expected fewer than population_size, 4"),
         ({"prune_every": -1}, "prune_every is -1"),
         ({"selection_temperature": 0.0}, "selection_temperature is 0.0"),
     ],
@@ -482,20 +420,9 @@ def test_options_are_checked(changes, message):
         options(**changes)
 
 
-@pytest.mark.parametrize(
-    ("steps", "count", "notices"),
-    [
-        (4, 8, ["the run of 4 steps ends before its first evolution, due after step 4"]),
-        (90, 3, ["3 questions a step"]),
-        (90, 4, []),
-    ],
-)
-def test_a_run_too_short_or_of_few_questions_a_step_is_noticed_once(
-    steps: int, count: int, notices: list[str]
-) -> None:
-    events, llm = Events(), ScriptedLLM([REWRITES])
-    policy = ScriptedRollout(decomposing)
-    run(inspo(), policy, llm, events, range(1, 3), TASKS[:count], total=steps)
-    texts = [row["text"] for row in events.of("notice")]
-    assert len(texts) == len(notices)
-    assert all(text.startswith(notice) for text, notice in zip(texts, notices, strict=True))
+@pytest.mark.parametrize("count", [3, 4])
+def test_few_questions_a_step_are_noticed_once(count: int) -> None:
+    events, policy = Events(), ScriptedRollout(decomposing)
+    run(inspo(), policy, ScriptedLLM([REWRITES]), events, range(1, 3), TASKS[:count])
+    starts = [row["text"].partition(",")[0] for row in events.of("notice")]
+    assert starts == ["3 questions a step"] * (count == 3)

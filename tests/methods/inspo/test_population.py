@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.inspo.population import Population, selection_probabilities, too_close_to_call
+from cotune.methods.inspo.population import Population
+from cotune.methods.method import too_close_to_call
 from cotune.types import Instruction
 
 
@@ -18,16 +19,16 @@ def population(*weights: float, window: int = 3, temperature: float = 0.2) -> Po
 
 def test_selection_probabilities_by_hand():
     # exp(0.4/0.2) : exp(0.2/0.2) : exp(0) = 7.389056 : 2.718282 : 1, sum 11.107338
-    got = selection_probabilities([0.4, 0.2, 0.0], 0.2)
-    assert got == pytest.approx([0.665241, 0.244728, 0.090031], abs=1e-6)
-    huge = selection_probabilities([1e6, 1e6, -1e6], 0.01)
+    by_hand = pytest.approx([0.665241, 0.244728, 0.090031], abs=1e-6)
+    assert population(0.4, 0.2, 0.0).probabilities() == by_hand
+    huge = population(1e6, 1e6, -1e6, temperature=0.01).probabilities()
     assert huge == pytest.approx([0.5, 0.5, 0.0])
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=9), st.floats(0.01, 5), st.floats(-9, 9))
 def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperature, shift):
-    got = selection_probabilities(weights, temperature)
-    moved = selection_probabilities([w + shift for w in weights], temperature)
+    got = population(*weights, temperature=temperature).probabilities()
+    moved = population(*(w + shift for w in weights), temperature=temperature).probabilities()
     assert math.fsum(got) == pytest.approx(1.0)
     assert moved == pytest.approx(got, abs=1e-6)
 
@@ -76,28 +77,18 @@ def test_too_close_by_hand():
     assert too_close_to_call([0.9], [0.1, 0.2])
 
 
-def test_best_names_its_evidence():
-    p = population(0.0, 0.9)
+def test_the_best_names_its_evidence_and_those_that_cannot_be_told_from_it():
+    p = population(0.0, 0.0, 0.9, 0.0)
     assert p.best() is None  # before any is observed
-    for value in (0.5, 0.6):
-        p.observe({"i0": [value], "i1": [value - 0.4, value - 0.4]})
-    best = p.best()
-    assert best is not None
-    assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.55))
-    assert (best.steps, best.rollouts, best.too_close) == (2, 2, False)
-    assert best.runner_up is not None
-    assert best.runner_up.id == "i1"
-
-
-def test_rivals_are_those_that_cannot_be_told_from_the_best():
-    p = population(0.0, 0.0, 0.0, 0.0)
     for value in (0.5, 0.7):
-        p.observe({"i0": [value], "i1": [value - 0.1], "i2": [0.0], "i3": [value - 0.05]})
+        p.observe({"i0": [value] * 2, "i1": [value - 0.1], "i2": [0.0], "i3": [value - 0.05]})
     best, settled = p.best(), p.best("i1")
     assert best is not None
     assert settled is not None
-    assert best.instruction.id == "i0"
+    assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.6))
+    assert (best.steps, best.rollouts, best.too_close) == (2, 4, True)
     assert [one.id for one in best.rivals] == ["i3", "i1"]
+    assert best.runner_up == best.rivals[0]
     assert settled.instruction.id == "i1"
     assert settled.weight == pytest.approx(0.5)
     assert [one.id for one in settled.rivals] == ["i0", "i3"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
-from cotune.methods.inspo.proposers import TAGGED, candidates_asked, read_tagged
+from cotune.methods.inspo.proposers import candidates_asked, read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.proposals import ProposalAccount, Request
 from cotune.types import Completion, StopReason, Task
@@ -118,7 +118,7 @@ def test_critique_is_what_stands_before_the_first_candidate():
     assert read_tagged("It guessed.\n```xml\n<ins_1>a</ins_1> bye")[0] == "It guessed."
     assert read_tagged("<think>long</think>Short. <ins_2>a</ins_2>")[0] == "Short."
     critique = "I will use <think> and </think>."
-    assert read_tagged(f"{critique} <ins_1>a")[0] == critique
+    assert read_tagged(f"{critique} <ins_1>a</ins_1>")[0] == critique
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
@@ -137,7 +137,7 @@ def test_parser_finds_what_was_written(texts):
 
 def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -> ProposalAccount:
     """An account at the beginning of a phase, which goes on from a saved one; "lost" breaks the contract."""
-    account = ProposalAccount("instruction", TAGGED, needed=True)
+    account = ProposalAccount("instruction", read_tagged, needed=True)
     if saved is not None:
         account.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     account.begin(
@@ -147,25 +147,6 @@ def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -
 
 
 ASKED = Request("p", "parent")
-
-
-def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
-    llm, events = ScriptedLLM([LLMError("down"), "nothing of use"]), Events()
-    account = account_of(llm, events)
-    assert account.ask(ASKED) is None
-    account.end_phase()
-    restored = account_of(llm, events, account)
-    assert restored.ask(ASKED) == []
-    reasons = [e["reason"] for e in events.of("proposal_failed")]
-    assert reasons == [
-        "LLMError: down",
-        "the reply holds no instruction in <ins_1>...</ins_1> tags",
-    ]
-    with pytest.raises(
-        EvolutionError, match=r"2 phases in a row failed \(LLMError: down; the reply holds no"
-    ):
-        restored.end_phase()
-    assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2]
 
 
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
@@ -185,7 +166,7 @@ def phases(replies: list[Any], optional: bool = False) -> Events:
 @pytest.mark.parametrize(
     ("replies", "reason"),
     [
-        ([GOOD, BAD, BAD], r"2 phases in a row failed \(LLMError: 401\)"),
+        ([GOOD, BAD, BAD], r"phases in a row: 2 \(LLMError: 401\)"),
         # Replies that break the contract end a run only if none ever met it.
         ([BROKEN, BROKEN], "broke the contract: lost <answer>"),
     ],
@@ -240,7 +221,7 @@ def test_a_reply_that_was_cut_off_is_rejected():
         account.end_phase(last=True)
 
 
-def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use() -> None:
+def test_a_spent_budget_ends_proposals_and_the_run_only_if_none_was_of_use() -> None:
     events = Events()
     account = account_of(ScriptedLLM([GOOD]), events)
     account.ask(ASKED)
@@ -251,7 +232,7 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
         assert account.ask(ASKED) is None
         account.end_phase()
     assert len(broke.prompts) == 4  # once a phase: the budget may have been raised
-    assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
+    assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}] * 4
     assert events.of("phase_failed") == []
     unaffordable = account_of(broke, Events())
     unaffordable.ask(ASKED)

@@ -71,15 +71,6 @@ def test_recent_tasks_are_distinct():
     assert sorted(t.id for t in buffer.recent_tasks(99, random.Random(3))) == [t.id for t in tasks]
 
 
-def test_a_long_failure_is_shortened_in_the_middle():
-    (task,) = make_tasks(1)
-    buffer = ReplayBuffer(text_chars=4)
-    buffer.add([rollout(task, 0.0, "0123456789")], 1)
-    (failure,) = buffer.failures(1, random.Random(0), INITIAL)
-    assert failure.text.startswith("01\n")
-    assert failure.text.endswith("\n89")
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.floats(0, 1), st.text(), st.sampled_from("ab")), max_size=30
@@ -98,12 +89,3 @@ def test_state_round_trip(rows):
         3, random.Random(1), INITIAL
     )
     assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
-
-
-def test_a_task_survives_the_state():
-    context = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
-    task = Task("q", "Who?", ("A", "B"), "2 hops", "It is A.", context, True, {"picture": b"x"})
-    buffer, copy = ReplayBuffer(), ReplayBuffer()
-    buffer.add([rollout(task, 0.0)], 1)
-    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())), [task])
-    assert copy.tasks() == [task]

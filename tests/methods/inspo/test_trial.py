@@ -14,7 +14,6 @@ from cotune.methods.inspo.trial import TRIAL_ERROR, Contestant, Trial, evidence
 from cotune.methods.method import Context, RunShape
 from cotune.types import (
     Assignment,
-    Completion,
     Instruction,
     Progress,
     Prompt,
@@ -32,6 +31,7 @@ from tests.helpers import (
     reply,
     run,
 )
+from tests.scripted import Author
 
 TASKS = make_tasks(40)
 PARENT = Instruction("i0", INITIAL)
@@ -45,20 +45,11 @@ def chance(text: str) -> float:
     return next((value for word, value in CHANCES.items() if word in text), 0.4)
 
 
-class Writer:
+def writer(*sentences: str) -> Author:
     """An LLM whose replies depend on the prompt alone, so that a second attempt gets the same ones."""
-
-    def __init__(self, *sentences: str) -> None:
-        self._sentences = sentences or (
-            "Decompose the question into simpler ones first.",
-            "Never look anything up at all.",
-            "Be calm, as always.",
-        )
-
-    def complete(self, prompt: str) -> Completion:
-        starts = "Improve the above prompt" in prompt
-        first = reply("Take care of every word.", "Look twice at it.")
-        return Completion(first if starts else reply(*self._sentences))
+    first = reply("Take care of every word.", "Look twice at it.")
+    later = reply(*(sentences or (*CHANCES, "Be calm, as always.")))
+    return Author(lambda n, prompt: first if "Improve the above prompt" in prompt else later)
 
 
 def options(**changes: Any) -> InspoOptions:
@@ -87,10 +78,10 @@ def group(index: int, task: Task, id: str, rewards: Sequence[float]) -> list[Tra
 
 def test_a_trial_takes_half_of_the_groups_and_half_of_each() -> None:
     strategy, record, rollout = inspo(), Events(), ScriptedRollout(chance)
-    run(strategy, rollout, Writer(), record, range(1, 3), TASKS[:8], 5)
+    run(strategy, rollout, writer(), record, range(1, 3), TASKS[:8], 5)
     assert not record.of("trial")
     progress = Progress(3, 0, 100)
-    strategy.evolve_if_due(progress, rollout, Writer(), record)
+    strategy.evolve_if_due(progress, rollout, writer(), record)
     (begun,) = record.of("trial")
     candidates = set(begun["candidates"])
     assert len(candidates) == 2  # vacancies
@@ -119,7 +110,7 @@ def test_nobody_is_tried_on_a_question_that_its_authors_were_shown() -> None:
 
 def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
     strategy, record, rollout = inspo(), Events(), ScriptedRollout(chance)
-    run(strategy, rollout, Writer(), record, range(1, 13), TASKS[:12], 6)
+    run(strategy, rollout, writer(), record, range(1, 13), TASKS[:12], 6)
     assert {purpose for purpose, _ in rollout.calls} == {"train"}
     (joined,) = [
         row
@@ -141,10 +132,7 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
 
 def test_while_a_trial_lasts_no_phase_follows_and_the_population_stands() -> None:
     strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
-    same = Writer("Be calm, as always.")
-    metrics = run(strategy, ScriptedRollout(lambda _: 1.0), same, record, range(1, 12), TASKS[:4])
-    assert len(record.of("trial")) == 0  # nothing failed, so nothing was written
-    strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
+    same = writer("Be calm, as always.")
     metrics = run(strategy, ScriptedRollout(lambda _: 0.0), same, record, range(1, 12), TASKS[:4])
     assert len(record.of("trial")) == 1
     assert metrics[-1]["inspo/on_trial"] == 1.0
@@ -215,13 +203,13 @@ def test_the_verdict_does_not_depend_on_the_size_of_rewards(scale: float) -> Non
 @pytest.mark.parametrize("stop", [2, 3, 5])
 def test_a_stop_during_a_trial_changes_nothing(stop: int) -> None:
     check_a_stop_changes_nothing(
-        inspo, ScriptedRollout(chance), Writer(), TASKS[:6], stop=stop, steps=9
+        inspo, ScriptedRollout(chance), writer(), TASKS[:6], stop=stop, steps=9
     )
 
 
 def test_the_last_stage_ends_a_trial() -> None:
     strategy, record = inspo(verification_tasks=200, distil_steps=2), Events()
-    run(strategy, ScriptedRollout(lambda _: 0.0), Writer(), record, range(1, 7), TASKS[:8], total=6)
+    run(strategy, ScriptedRollout(lambda _: 0.0), writer(), record, range(1, 7), TASKS[:8], total=6)
     reasons = {row["reason"] for row in record.of("instruction_rejected")}
     assert len(record.of("trial")) == 1
     assert "undecided after 4 groups" in reasons

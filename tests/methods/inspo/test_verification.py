@@ -49,25 +49,6 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
 
     found = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
-    accepted, rejected = accept(found, 2)
-    assert accepted == []
-    assert [(c.instruction.id, why) for c, why in rejected] == [
-        ("a", "below its parent"),
-        ("b", "not compared: environment errors"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("reward", "unrewarded"), [(0.0, True), (-1.0, True), (0.2, True), (0.5, False), (1.0, False)]
-)
-def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool) -> None:
-    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
-        return [make_trajectory(a, reward) for a in assignments]
-
-    tasks, parent = make_tasks(9), Instruction("i3", "parent")
-    (verified,) = verify([candidate("a")], parent, tasks, rollout)
-    assert verified.unrewarded == unrewarded
-    assert accept([verified], 1) == ([verified], [])
 
 
 @pytest.mark.parametrize(

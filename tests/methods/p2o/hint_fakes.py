@@ -10,7 +10,7 @@ from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, HintSearch
 from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED
+from cotune.methods.text_evolution import read_fenced
 from cotune.protocols import LLM, Recorder
 from cotune.types import Assignment, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
@@ -35,23 +35,21 @@ def by_keyword(task: Task, hint: str) -> bool:
 
 @dataclass
 class Policy:
-    """A rollout whose success depends on question and hint, or instruction; keeps what it was asked."""
+    """A rollout whose success depends on question and hint; keeps what it was asked."""
 
     solves: Callable[[Task, str], bool] = by_keyword
-    reads: str = "hint"  # or "instruction"
     calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
-    greedy: bool = True  # how all rollouts are expected to be asked for
 
     def __call__(
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
     ) -> list[Trajectory]:
         assert purpose == "evolve"
-        assert greedy == self.greedy
+        assert greedy
         self.calls.append(list(assignments))
         return [self._one(a) for a in assignments]
 
     def _one(self, assignment: Assignment) -> Trajectory:
-        right = self.solves(assignment.task, getattr(assignment.sampled, self.reads))
+        right = self.solves(assignment.task, assignment.sampled.hint)
         answer = assignment.task.answers[0] if right else "nothing"
         made = make_trajectory(assignment, float(right), f"I say {answer}")
         return replace(made, answer=answer)
@@ -81,18 +79,15 @@ def evolve(
 ) -> tuple[HintPool, HintSearch]:
     options = replace(SMALL, **changes)
     now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
-    account = ProposalAccount("hint", FENCED)
+    account = ProposalAccount("hint", read_fenced)
     hard = tasks_of_two_kinds(count)
     search = HintSearch(hard, options, "Solve it.", "", "test", now, account, TextRules())
     return search.run(1), search
 
 
-def described(policy: Policy, author: Author, record: Events, pool: HintPool) -> str:
+def one_phase() -> str:
+    """Return everything that a phase asked for and brought, as JSON."""
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    pool, _ = evolve(policy, author, record)
     calls = [[(a.task.id, a.sampled.hint) for a in call] for call in policy.calls]
     return json.dumps([calls, author.prompts, record.rows, asdict(pool)])
-
-
-def one_phase(reflection: str) -> str:
-    policy, author, record = Policy(), Author(one_keyword_each), Events()
-    pool, _ = evolve(policy, author, record, reflection=reflection)
-    return described(policy, author, record, pool)

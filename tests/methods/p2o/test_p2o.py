@@ -124,12 +124,8 @@ ONE_OF_SIX = [1, 0, 0, 0, 0, 0]
         # The mean over the groups of an epoch counts.
         ([ONE_OF_SIX, ONE_OF_SIX], 0, True),
         ([ONE_OF_SIX, [1, 1, 1, 0, 0, 0]], 0, False),
-        # Environment errors are no attempts: 1 of 3 is 2 of 6.
-        ([[1]], 5, False),
-        ([[1, 0]], 4, False),
-        ([[1, 0, 0]], 3, False),
-        ([[1, 0, 0, 0]], 2, True),
-        ([[0]], 5, True),
+        # Environment errors are no attempts.
+        ([[1, 0]], 4, True),
         ([[1, 1]], 4, False),
     ],
 )
@@ -214,15 +210,6 @@ def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int
     expected = {task_id for task_id, n in successes.items() if n in hard}
     assert hinted_ids(run.batch(1)) <= expected
     assert run.strategy.state_dict()["hard"]["hard"] == sorted(expected)
-    (event,) = run.events.of("hard_samples")
-    assert event == {
-        "epoch": 1,
-        "seen": len(TASKS),
-        "hard": len(expected),
-        "newly_hard": len(expected),
-        "graduated": 0,
-        "solved_by_hint": 0,
-    }
 
 
 @pytest.mark.parametrize(("option", "count"), [("all", 4), ("half", 2)])
@@ -290,21 +277,15 @@ def test_questions_are_known_by_their_id_not_by_their_place():
 # ---- options
 
 
-def test_hinted_and_judged_counts_by_hand():
-    def counts(option: Any) -> list[tuple[int, int]]:
-        options = P2OOptions(hinted_per_group=option)
-        return [(options.hinted(size), options.judged(size)) for size in (2, 5, 6)]
-
-    assert counts("all") == [(2, 2), (5, 5), (6, 6)]
-    assert counts("half") == [(1, 1), (3, 2), (3, 3)]
-
-
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         ({"successes_below": 0}, "successes_below is 0; expected at least 1"),
         ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
-        ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
+        (
+            {"hints": {"dev_size": 50, "budget": 50}},
+            "budget is 50; expected at least 106, to score one hint",
+        ),
         ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),
     ],
 )
@@ -397,18 +378,11 @@ def test_a_phase_that_brings_no_hint_is_not_the_last(write: Callable[[int, str],
     phases = run.events.of("hint_phase_ended")
     assert [row["valid"] > 0 for row in phases] == [True, False, True]
     for row in phases:
-        texts = [hint["text"] for hint in row["solved"]]
-        assert texts[0] == ""
-        assert len(texts) == row["accepted"] + 1
-        covered = {
-            i
-            for hint in row["solved"]
-            if hint["text"] in row["covering_texts"]
-            for i in hint["dev"]
-        }
-        dev = next(e["dev"] for e in run.events.of("hint_phase") if e["phase"] == row["phase"])
-        assert row["solved_by_cover"] == len(covered) / dev
-        assert row["solved_without"] == len(row["solved"][0]["dev"]) / dev
+        solved = {hint["text"]: hint["dev"] for hint in row["solved"]}
+        assert len(solved) == row["accepted"] + 1
+        covered = {i for text in row["covering_texts"] for i in solved[text]}
+        assert row["solved_by_cover"] == len(covered) / SMALL.dev_size
+        assert row["solved_without"] == len(solved[""]) / SMALL.dev_size
 
 
 # ---- state

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from cotune.methods.contract import MAX_CHARS, TextRules
+from cotune.methods.contract import TextRules
 from cotune.methods.inspo.population import Member, Population
-from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
+from cotune.methods.inspo.proposers import ProposerKind, propose, read_tagged
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.trial import Contestant, Trial
 from cotune.methods.inspo.verification import Candidate, Verification, accept, verify
@@ -20,7 +20,7 @@ from cotune.methods.last_stage import (
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape, check_least
+from cotune.methods.method import Context, Cost, Evolution, Method, RunShape, check_least
 from cotune.methods.proposals import (
     ProposalAccount,
     reads_prompts,
@@ -42,10 +42,6 @@ from cotune.types import (
 )
 
 _FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
-_UNREWARDED = (
-    "verification could not tell candidates from their parent, since no rollout of them was rewarded: the "
-    "questions may be too hard for the policy, or the reward may not find its answers"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +95,16 @@ class InspoOptions(TrainedPromptOptions, Section):
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
             )
-        if self.parents > self.population_size:
-            raise ValueError(
-                f"parents is {self.parents}; expected at most population_size, {self.population_size}"
-            )
         evolves = 0 < self.evolve_every < self.evolve_until and self.population_size > 1
-        if evolves and self.parents == self.population_size:
+        if evolves and self.parents >= self.population_size:
             raise ValueError(
-                f"parents is {self.parents}, all of population_size, so an evolution has no room for new "
-                "instructions; expected fewer parents, or evolve_every 0"
+                f"parents is {self.parents}; expected fewer than population_size, {self.population_size}, so that "
+                "an evolution has room for new instructions, or evolve_every 0"
             )
 
     def is_due(self, step: int, every: int) -> bool:
         """Return whether a phase that runs every so many steps is due at the end of a step."""
         return every > 0 and 0 < step < self.evolve_until and step % every == 0
-
-    @property
-    def pays_to_verify(self) -> bool:
-        """Return whether verification makes rollouts of its own."""
-        return self.verification == "full"
 
     @property
     def checks_uplift(self) -> bool:
@@ -144,7 +131,7 @@ class Inspo(EvolvedInstructions):
         self._trial: Trial | None = None
         self._description = context.description
         self._rules = TextRules.of_instructions(context)
-        self._account = ProposalAccount("instruction", TAGGED, needed=True)
+        self._account = ProposalAccount("instruction", read_tagged, needed=True)
         self._replay = ReplayBuffer()
 
     # ---- Algorithm 1, line 2: before the first step
@@ -154,13 +141,6 @@ class Inspo(EvolvedInstructions):
         options = self.options
         before_stage = range(1, evolution.progress.total_steps - options.distil_steps)
         evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
-        if options.evolve_every and options.population_size > 1 and not evolves:
-            evolution.record(
-                "notice",
-                text=f"the run of {evolution.progress.total_steps} steps ends before its first evolution, due after "
-                f"step {options.evolve_every}: only rewrites of the initial instruction are tried; lower "
-                "strategy.evolve_every, or train longer",
-            )
         rewrites, _ = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
@@ -303,10 +283,10 @@ class Inspo(EvolvedInstructions):
         """Let the candidates that are decided join or go; end a trial in which none is left."""
         for contestant, reason in trial.decide(self.options.verification_tasks, self._distilling):
             instruction = contestant.instruction
-            scores = (contestant.score, contestant.parent_score)
+            origin = instruction.origin
+            parent_id = contestant.parent.id
+            scores = contestant.scores
             if reason:
-                parent_id = contestant.parent.id
-                origin = instruction.origin
                 record_rejected(instruction.text, parent_id, origin, reason, record, *scores)
                 continue
             # Line 23, at the first that is accepted: only the parents stay.
@@ -352,7 +332,7 @@ class Inspo(EvolvedInstructions):
         llm = evolution.llm
         record = evolution.record
         step = 0 if at_start else evolution.progress.step
-        verifies = options.pays_to_verify and not at_start
+        verifies = options.verification == "full" and not at_start
         origin = getattr(llm, "origin", "") or ("rewrite" if at_start else proposer)
         ids = {parent.text: parent.id for parent in parents}
 
@@ -409,8 +389,6 @@ class Inspo(EvolvedInstructions):
                 verified += len(candidates)
                 paid += (len(candidates) + 1) * len(tasks)
                 candidates = verify(candidates, parent, tasks, evolution.rollout)
-                if all(candidate.unrewarded for candidate in candidates):
-                    record("notice", text=f"{_UNREWARDED} before step {step}")
             best, rejected = accept(candidates, vacancies - len(accepted))
             accepted += best
             for c, reason in rejected:
@@ -428,13 +406,9 @@ class Inspo(EvolvedInstructions):
         rollouts_left: int | None,
     ) -> str:
         """Return why a round cannot start; "" if it can. None: a proposer reads no failures; no verification."""
-        if failures == [] or (tasks is not None and not len(self._replay)):
-            return "no experience to learn from"
-        if tasks is None:
-            return ""
-        if not tasks:
-            return "every question in the buffer was shown to the candidates' authors, so none is left to verify on"
-        needed = (self.options.candidates + 1) * len(tasks)  # plus their parent
+        if failures == [] or tasks == []:
+            return "no experience to learn from and to verify on"
+        needed = (self.options.candidates + 1) * len(tasks or ())  # plus their parent
         if rollouts_left is not None and needed > rollouts_left:
             return "too few rollouts are left to verify"
         return ""
@@ -550,11 +524,12 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
-    proposals = Proposals((1 + phases) * rounds, MAX_CHARS, failures)
-    verify: dict[Purpose, int] = (
-        {"verify": phases * rounds * rows} if options.pays_to_verify else {}
-    )
-    return Cost(phases, verify, proposals, 1 + options.checks_uplift, options.population_size - 1)
+    verify: dict[Purpose, int] = {}
+    if options.verification == "full":
+        verify["verify"] = phases * rounds * rows
+    calls = (1 + phases) * rounds
+    validations = 1 + options.checks_uplift
+    return Cost(phases, verify, calls, failures, validations, options.population_size - 1)
 
 
 METHOD = Method(

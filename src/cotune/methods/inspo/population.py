@@ -2,36 +2,15 @@
 
 import math
 import random
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from cotune.methods.method import too_close_to_call
 from cotune.protocols import State
 from cotune.types import Choice, Instruction
-
-
-def selection_probabilities(weights: Sequence[float], temperature: float) -> list[float]:
-    """Return softmax(w / temperature), INSPO Eq. 4; stable for weights of any size.
-
-    >>> [round(p, 3) for p in selection_probabilities([0.2, 0.0], 0.2)]
-    [0.731, 0.269]
-    """
-    top = max(weights)
-    scaled = [math.exp((w - top) / temperature) for w in weights]
-    total = sum(scaled)
-    return [s / total for s in scaled]
-
-
-def importance_weight(step_means: Sequence[float], start: float) -> float:
-    """Return the mean of the step means in the window, INSPO Eq. 6; `start` if it is empty.
-
-    The window holds the last n *observed* means: a step in which the instruction was not drawn
-    adds nothing, so that a rarely drawn instruction is not penalised.
-    """
-    return statistics.fmean(step_means) if step_means else start
 
 
 @dataclass(slots=True)
@@ -58,12 +37,15 @@ class Member:
 
     @property
     def weight(self) -> float:
-        """Return w_j of Eq. 6."""
-        return importance_weight(self.window, self.start)
+        """Return w_j of Eq. 6, the mean of the window; `start` if it is empty."""
+        return fmean(self.window) if self.window else self.start
 
     def observe(self, credits: Sequence[float]) -> None:
-        """Add one step's mean credit r̄ to the window."""
-        self.window.append(statistics.fmean(credits))
+        """Add one step's mean credit r̄ to the window.
+
+        A step in which it was not drawn adds nothing, so that a rarely drawn instruction is not penalised.
+        """
+        self.window.append(fmean(credits))
         self.steps += 1
         self.rollouts += len(credits)
         self.observed = self.weight
@@ -98,8 +80,12 @@ class Population:
         self._members.append(member)
 
     def probabilities(self) -> list[float]:
-        """Return the probability of drawing each member, in the members' order."""
-        return selection_probabilities([m.weight for m in self._members], self._temperature)
+        """Return softmax(w / tau_s) of Eq. 4, the probability of drawing each member, in their order."""
+        weights = [member.weight for member in self._members]
+        top = max(weights)  # subtracted, so that weights of any size have a finite exponential
+        scaled = [math.exp((w - top) / self._temperature) for w in weights]
+        total = sum(scaled)
+        return [s / total for s in scaled]
 
     def draw(self, key: str) -> Instruction:
         """Draw one member by Eq. 4. The same key and weights give the same instruction."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from cotune.methods.contract import neutralised, protocol_tags
 from cotune.methods.inspo.replay import Experience
-from cotune.methods.proposals import ReplyForm, Request, surroundings, without_reasoning
+from cotune.methods.proposals import Request, surroundings, without_reasoning
 from cotune.types import Instruction, StopReason
 
 ProposerKind = Literal["reflection", "paraphrase"]
@@ -110,7 +110,7 @@ def candidates_asked(prompt: str) -> int | None:
 
 
 def read_tagged(reply: str) -> tuple[str, list[str]]:
-    """Return what a reply says before its first candidate, and the candidates by number; never raises.
+    """Return what a reply to these prompts says before its first candidate, and the candidates by number; never raises.
 
     Reasoning before the answer is removed with the drafts in it, and code fences around a candidate. Numbers may
     have gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed candidate,
@@ -126,7 +126,3 @@ def read_tagged(reply: str) -> tuple[str, list[str]]:
             by_number[int(number)] = inner.group(1).strip() if inner else candidate
     critique = re.sub(r"```\w*\s*\Z", "", _OPENING.split(answer, maxsplit=1)[0]).strip()
     return critique, list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
-
-
-TAGGED = ReplyForm(read_tagged, "in <ins_1>...</ins_1> tags")
-"""How the replies to the prompts of this module hold their texts."""

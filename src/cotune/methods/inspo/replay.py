@@ -119,7 +119,6 @@ class ReplayBuffer:
     def load_state_dict(self, state: State, tasks: Sequence[Task]) -> None:
         """Restore the state, which has only the ids of the training questions, `tasks`."""
         by_id = {task.id: task for task in tasks}
-        self._experiences.clear()
         for identity, task_id, question, text, reward, step, stop, feedback in state["experiences"]:
             # An environment may draw another question for a task in each step.
             task = by_id[task_id]

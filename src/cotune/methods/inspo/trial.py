@@ -47,14 +47,12 @@ class Contestant:
         return self.member.instruction
 
     @property
-    def score(self) -> float | None:
-        """Return the mean reward in its groups; None before the first."""
-        return fmean(score for score, _, _ in self.groups) if self.groups else None
-
-    @property
-    def parent_score(self) -> float | None:
-        """Return its parent's mean reward in the same groups; None before the first."""
-        return fmean(score for _, score, _ in self.groups) if self.groups else None
+    def scores(self) -> tuple[float | None, float | None]:
+        """Return the mean reward in its groups, and its parent's; None before the first."""
+        if not self.groups:
+            return None, None
+        scores, parent_scores, _ = zip(*self.groups, strict=True)
+        return fmean(scores), fmean(parent_scores)
 
     def share_group(self, size: int) -> list[Instruction]:
         """Return the instructions of a group's rollouts: the parent's half, the larger one, comes first."""

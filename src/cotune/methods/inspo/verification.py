@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from cotune.methods.method import SOLVED_AT
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
 
 Verification = Literal["full", "trial", "none"]
-Rewards = list[float | None]
-"""By question; None for a rollout that ended in an environment error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +18,11 @@ class Candidate:
     Attributes:
         score, parent_score: its mean reward in verification and its parent's, on questions where neither's rollout
             ended in an environment error; None if it was not verified, or there is no such question.
-        unrewarded: whether every reward in verification, its parent's too, was the same failure, which says
-            nothing of either.
     """
 
     instruction: Instruction
     score: float | None = None
     parent_score: float | None = None
-    verified: bool = False
-    unrewarded: bool = False
 
     @property
     def gain(self) -> float:
@@ -53,30 +46,17 @@ def verify(
         for i, c in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    rewards = [t.reward if t.judged else None for t in rollout(assignments, purpose="verify")]
-    *rows, parent_rewards = [
-        rewards[start : start + len(tasks)] for start in range(0, len(rewards), len(tasks))
-    ]
-    return [_score(c, row, parent_rewards) for c, row in zip(candidates, rows, strict=True)]
-
-
-def _score(candidate: Candidate, rewards: Rewards, parent_rewards: Rewards) -> Candidate:
-    """Score a candidate on the questions that both it and its parent tried."""
-    pairs = [
-        (reward, parent_reward)
-        for reward, parent_reward in zip(rewards, parent_rewards, strict=True)
-        if reward is not None and parent_reward is not None
-    ]
-    if not pairs:
-        return replace(candidate, verified=True)
-    scores, parent_scores = zip(*pairs, strict=True)
-    return replace(
-        candidate,
-        verified=True,
-        score=fmean(scores),
-        parent_score=fmean(parent_scores),
-        unrewarded=len({*scores, *parent_scores}) == 1 and scores[0] < SOLVED_AT,
-    )
+    done = rollout(assignments, purpose="verify")
+    *rows, parent_row = [done[i : i + len(tasks)] for i in range(0, len(done), len(tasks))]
+    verified: list[Candidate] = []
+    for candidate, row in zip(candidates, rows, strict=True):
+        pairs = [(t, p) for t, p in zip(row, parent_row, strict=True) if t.judged and p.judged]
+        if pairs:
+            score = fmean(trajectory.reward for trajectory, _ in pairs)
+            parent_score = fmean(trajectory.reward for _, trajectory in pairs)
+            candidate = replace(candidate, score=score, parent_score=parent_score)
+        verified.append(candidate)
+    return verified
 
 
 def accept(
@@ -90,9 +70,7 @@ def accept(
     accepted: list[Candidate] = []
     rejected: list[tuple[Candidate, str]] = []
     for candidate in sorted(candidates, key=lambda c: -(c.score or 0.0)):
-        if candidate.verified and candidate.score is None:
-            rejected.append((candidate, "not compared: environment errors"))
-        elif candidate.gain < 0:
+        if candidate.gain < 0:
             rejected.append((candidate, "below its parent"))
         elif len(accepted) >= vacancies:
             rejected.append((candidate, "no vacancy left"))

@@ -1,24 +1,21 @@
 """Hints (P²O, arXiv 2603.21877): their pool, their assignment to questions by Algorithm 2, and their evolution."""
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import SOLVED_AT, Evolution, check_least
 from cotune.methods.proposals import ProposalAccount, surroundings
 from cotune.methods.text_evolution import (
-    MINIBATCH,
-    DevScores,
     GepaSearchOptions,
     Record,
     SearchPlan,
     TextSearch,
     gepa_prompt,
     greedy_cover,
-    mean_scores,
+    least_budget,
     split,
 )
 from cotune.types import Prompt, Task
@@ -31,12 +28,10 @@ class HintOptions(GepaSearchOptions):
     Attributes:
         hard_set_min_count: hard questions below which a phase is skipped.
         dev_size: hard questions that hints are scored on; the others are reflected on.
-        budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
+        budget: evaluations of a phase (one is one rollout); None is DSPy's "heavy" one (`evaluations`).
         beam: W, parents that hints are derived from in one iteration.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints can then carry
             answers, which the contract may not recognise. A hint is never used on a question that its author was shown.
-        reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at once, each from the
-            empty one, and evolves none.
         keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few hard questions; the
             paper drops them (Algorithm 1, line 26).
     """
@@ -44,30 +39,25 @@ class HintOptions(GepaSearchOptions):
     hard_set_min_count: int = 100
     budget: int | None = None
     beam: int = 16
-    reflection: Literal["gepa", "single_turn"] = "gepa"
     keep_if_skipped: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 2, "hard_set_min_count")
-        if self.budget is not None and self.budget <= self.dev_size:
+        if self.budget is not None and self.budget < (least := least_budget(self.dev_size)):
             raise ValueError(
-                f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
-                "scoring without a hint already costs; or null"
+                f"budget is {self.budget}; expected at least {least}, to score one hint on dev_size, "
+                f"{self.dev_size}, questions; or null"
             )
 
     def evaluations(self, dev: int) -> int:
-        """Return the budget of a phase with `dev` questions to score hints on."""
-        return auto_budget(dev) if self.budget is None else self.budget
+        """Return the budget of a phase with `dev` questions to score hints on.
 
-
-def auto_budget(dev: int) -> int:
-    """Return DSPy's auto budget for 72 candidates, "heavy_4" in the authors' scripts: 11,040 evaluations at dev = 300.
-
-    It covers the seed on dev, 5 evaluations per candidate, 1.5 × 72 trials on minibatches of 35, and all of dev after
-    every fifth trial and at the end: 22 times.
-    """
-    return dev + 5 * 72 + 108 * 35 + 22 * dev
+        None is DSPy's auto budget for 72 candidates, "heavy_4" in the authors' scripts: 11,040 evaluations at
+        dev = 300. It covers the seed on dev, 5 evaluations per candidate, 1.5 × 72 trials on minibatches of 35, and
+        all of dev after every fifth trial and at the end: 22 times.
+        """
+        return dev + 5 * 72 + 108 * 35 + 22 * dev if self.budget is None else self.budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,7 @@ class HintPool:
 
     def mean(self, hint: int) -> float:
         """Return a hint's mean reward over dev."""
-        return fmean(self.scores[hint]) if self.dev else 0.0
+        return fmean(self.scores[hint])
 
     def solved(self, hint: int) -> frozenset[str]:
         """Return the ids of the dev questions that a hint solved without having been derived from them."""
@@ -100,7 +90,7 @@ class HintPool:
     def solved_share(self, hints: Sequence[int]) -> float:
         """Return the share of dev that at least one of some hints solved."""
         solved = frozenset[str]().union(*(self.solved(hint) for hint in hints))
-        return len(solved) / len(self.dev) if self.dev else 0.0
+        return len(solved) / len(self.dev)
 
 
 def covering(pool: HintPool) -> list[int]:
@@ -109,8 +99,6 @@ def covering(pool: HintPool) -> list[int]:
     Repeatedly takes the hint that solves the most unsolved questions, until none adds any. Ties are
     broken by mean score, then by index. The empty hint counts like any other.
     """
-    if not pool.dev:
-        return []
     hints = range(len(pool.texts))
     solved = [[float(i in ids) for i in pool.dev] for ids in map(pool.solved, hints)]
     return greedy_cover(solved, 0.0, [pool.mean(hint) for hint in hints])
@@ -180,7 +168,6 @@ class HintSearch(TextSearch):
         account: ProposalAccount,
         rules: TextRules,
     ) -> None:
-        self._options = options
         self._instruction = instruction
         self._about = surroundings(description)
         dev, train = split(hard, options.dev_size, key)
@@ -192,8 +179,7 @@ class HintSearch(TextSearch):
             barren=_BARREN_ROUNDS,
             key=key,
         )
-        rules = replace(rules, beside=instruction)
-        super().__init__(plan, evolution, account, rules, self._refuse)
+        super().__init__(plan, evolution, account, rules)
 
     def run(self, phase: int) -> HintPool:
         """Return the hints of the run's nth phase with their scores; only the empty one if no other was accepted.
@@ -202,7 +188,6 @@ class HintSearch(TextSearch):
             CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
         """
         plan = self.plan
-        options = self._options
         self.record(
             "hint_phase",
             phase=phase,
@@ -210,9 +195,9 @@ class HintSearch(TextSearch):
             dev=len(plan.dev),
             train=len(plan.train),
             budget=plan.budget,
-            reflection=options.reflection,
+            reflection="gepa",  # as earlier run folders name it
         )
-        scores = self.evolve("") if options.reflection == "gepa" else self.reflect_once()
+        scores = self.evolve("")
         pool = HintPool(
             tuple(scores),
             tuple(task.id for task in plan.dev),
@@ -241,9 +226,6 @@ class HintSearch(TextSearch):
         )
         return pool
 
-    def _refuse(self, text: str, parent: str, reason: str) -> None:
-        self.record("hint_rejected", reason=reason, text=text, parent=parent)
-
     def prompt(self, text: str) -> Prompt:
         return Prompt(self._instruction, text)
 
@@ -253,6 +235,11 @@ class HintSearch(TextSearch):
     def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
 
+    def record_rejected(self, text: str, parent: str, reason: str, **scores: float) -> None:
+        """Record a hint that breaks the contract, but none that was tried and is no better."""
+        if not scores:
+            self.record("hint_rejected", reason=reason, text=text, parent=parent)
+
     def record_progress(self, texts: int, best: float) -> None:
         self.record(
             "hint_progress",
@@ -261,42 +248,3 @@ class HintSearch(TextSearch):
             hints=texts,
             best_mean_dev_score=best,
         )
-
-    def reflect_once(self) -> DevScores:
-        """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
-
-        Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
-        valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
-        LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
-        """
-        plan = self.plan
-        minibatches = _draw_minibatches(plan.train, plan.key)
-        hints: list[str] = []
-        barren = 0
-        while barren < plan.barren and not self.account.spent:
-            # Each further hint costs its minibatch now and its dev scores at the end.
-            left = self.left - (1 + len(hints)) * len(plan.dev)
-            affordable = left // (MINIBATCH + len(plan.dev))
-            hints_wanted = min(plan.options.beam - len(hints), affordable)
-            if hints_wanted < 1:
-                break
-            done = self.roll_out([("", next(minibatches)) for _ in range(hints_wanted)])
-            unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
-            new = [self.propose("", rollouts) for rollouts in unsolved]
-            valid = [hint for hint in new if hint is not None]
-            barren = 0 if valid else barren + 1
-            hints += valid
-        scores = self.score(["", *hints])
-        means = mean_scores(scores)
-        for hint in hints:
-            self.record_accepted(hint, "", means[hint], means[""])
-        self.record_progress(len(scores), max(means.values()))
-        return scores
-
-
-def _draw_minibatches(train: Sequence[Task], seed_key: str) -> Iterator[list[Task]]:
-    """Yield parts of train in shuffled order, reshuffled after each pass; the last may be smaller."""
-    rng = random.Random(f"{seed_key}/minibatches")
-    while True:
-        tasks = rng.sample(train, len(train))
-        yield from (tasks[i : i + MINIBATCH] for i in range(0, len(tasks), MINIBATCH))

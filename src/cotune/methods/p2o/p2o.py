@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Literal
 
-from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.method import SOLVED_AT, Context, Cost, Evolution, Method, Proposals, RunShape
+from cotune.methods.contract import TextRules
+from cotune.methods.method import SOLVED_AT, Context, Cost, Evolution, Method, RunShape
 from cotune.methods.p2o.hints import (
     HintOptions,
     HintPool,
@@ -17,7 +17,7 @@ from cotune.methods.p2o.hints import (
 )
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import FENCED, MINIBATCH, dev_count, least_budget
+from cotune.methods.text_evolution import MINIBATCH, dev_count, read_fenced
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
     Assignment,
@@ -35,35 +35,24 @@ from cotune.types import (
 
 @dataclass(slots=True)
 class _Count:
-    """A question's rollouts in one epoch.
+    """A question's attempts in one epoch: its rollouts, except those that ended in an environment error.
 
     Attributes:
         hinted: whether any attempt saw a hint.
-        errors: rollouts that ended in an environment error, which do not count as attempts.
-        visits: groups that these rollouts are of.
+        visits: groups that these attempts are of.
     """
 
     successes: int = 0
     hinted: bool = False
-    rollouts: int = 0
-    errors: int = 0
     visits: int = 0
-
-    def is_hard(self, below: int) -> bool:
-        """Return whether successes / attempts < below × visits / rollouts.
-
-        For one visit without errors that is successes < below.
-        """
-        attempts = self.rollouts - self.errors
-        return self.successes * self.rollouts < below * self.visits * attempts
 
 
 class HardSamples:
     """Count successes by stable task id over an epoch.
 
     A question is hard in the next epoch if a group of its rollouts had fewer than `below` successes in this
-    one; if a step spans two epochs and meets it twice, the mean over its groups counts. Environment errors do not
-    count as attempts and lower `below` in proportion. A question without attempts in the epoch keeps its status.
+    one; if a step spans two epochs and meets it twice, the mean over its groups counts. A question without attempts
+    in the epoch keeps its status; environment errors are none.
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
@@ -83,16 +72,13 @@ class HardSamples:
         """Add a batch's rollouts to this epoch's counts."""
         groups = set[tuple[str, int]]()
         for trajectory in trajectories:
-            count = self._counts.setdefault(trajectory.task.id, _Count())
-            count.rollouts += 1
-            group = (trajectory.task.id, trajectory.assignment.group)
-            count.visits += group not in groups
-            groups.add(group)
-            if not trajectory.judged:
-                count.errors += 1
-                continue
-            count.successes += trajectory.reward >= SOLVED_AT
-            count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
+            if trajectory.judged:
+                count = self._counts.setdefault(trajectory.task.id, _Count())
+                group = (trajectory.task.id, trajectory.assignment.group)
+                count.visits += group not in groups
+                groups.add(group)
+                count.successes += trajectory.reward >= SOLVED_AT
+                count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
 
     def close_epoch(self) -> dict[str, int]:
         """Set the hard questions of the next epoch from this epoch's counts, and reset the counts.
@@ -103,8 +89,8 @@ class HardSamples:
             so that they may not yet be solved without one.
         """
         before = self._hard
-        met = {i: count for i, count in self._counts.items() if count.rollouts > count.errors}
-        failed = {task_id for task_id, count in met.items() if count.is_hard(self._below)}
+        met = self._counts
+        failed = {i for i, count in met.items() if count.successes < self._below * count.visits}
         self._hard = frozenset(failed | (before - met.keys()))
         self._counts = {}
         graduated = before - self._hard
@@ -174,7 +160,7 @@ class P2O(StaticStrategy):
         self._hard = HardSamples(options.successes_below)
         self._rules = TextRules.of_hints(context)
         self._description = context.description
-        self._account = ProposalAccount("hint", FENCED)
+        self._account = ProposalAccount("hint", read_fenced)
         self._pool: HintPool | None = None  # None before the first phase
         self._phases = 0
         self._epoch = 0
@@ -250,8 +236,8 @@ class P2O(StaticStrategy):
         """Return the hints to draw from: a phase's, or what is left of the ones before.
 
         If too few questions are hard, these are none, or with `keep_if_skipped` the earlier ones. The earlier
-        ones also stay if a phase cannot be afforded, loses too many scores to errors of the environment, or
-        finds no hint because the LLM's budget is spent or no call succeeds.
+        ones also stay if a phase cannot be afforded, or finds no hint because the LLM's budget is spent or no call
+        succeeds.
         """
         options = self.options.hints
         before = self._pool
@@ -264,8 +250,15 @@ class P2O(StaticStrategy):
                 f"hints are evolved{dropped}",
             )
             return kept
-        if obstacle := self._obstacle(len(hard), evolution.progress):
-            evolution.record("notice", text=obstacle)
+        rollouts = options.evaluations(dev_count(len(hard), options.dev_size))
+        left = evolution.progress.rollouts_left
+        # One batch is set aside: hints evolved after the last batch would never be used.
+        if left is not None and rollouts > left - self._batch:
+            evolution.record(
+                "notice",
+                text=f"a phase of {rollouts} evaluations is more than the {max(0, left - self._batch)} that "
+                "rollout_budget leaves for one: no hints are evolved",
+            )
             return before
         self._phases += 1
         search = HintSearch(
@@ -280,33 +273,9 @@ class P2O(StaticStrategy):
         )
         pool = search.run(self._phases)
         search.end_phase()
-        if search.scores_are_lost("the earlier hints stay"):
-            return before
         account = self._account
         unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
         return before if unheard and len(pool.texts) == 1 else pool
-
-    def _obstacle(self, hard: int, progress: Progress) -> str:
-        """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
-        options = self.options.hints
-        dev = dev_count(hard, options.dev_size)
-        rollouts = options.evaluations(dev)
-        least = least_budget(dev)
-        if rollouts < least:
-            return (
-                f"hints.budget is {rollouts}, but scoring one hint on {dev} questions takes {least}: no hints "
-                "are evolved; raise it, or lower hints.dev_size"
-            )
-        if progress.rollouts_left is None:
-            return ""
-        # One batch is set aside: hints evolved after the last batch would never be used.
-        affordable = max(0, progress.rollouts_left - self._batch)
-        if rollouts <= affordable:
-            return ""
-        return (
-            f"a phase of {rollouts} evaluations is more than the {affordable} that rollout_budget "
-            "leaves for one: no hints are evolved"
-        )
 
     # ---- the result: hints are used in training only
 
@@ -314,9 +283,7 @@ class P2O(StaticStrategy):
         """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
         cover = covering(pool) if pool is not None else []
-        if pool is None or not cover:
-            return ""
-        return pool.texts[max(cover, key=pool.mean)]
+        return pool.texts[max(cover, key=pool.mean)] if pool is not None and cover else ""
 
     def state_dict(self) -> State:
         return super().state_dict() | {
@@ -366,7 +333,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / MINIBATCH) if phases else 0
-    return Cost(phases, {"evolve": phases * each}, Proposals(calls, MAX_CHARS, MINIBATCH))
+    return Cost(phases, {"evolve": phases * each}, calls, MINIBATCH)
 
 
 METHOD = Method(
