@@ -279,7 +279,7 @@ def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> Non
     BestRecord(instruction="Do.").write(run.best_path)
     best = TRLBest(run.best_path, tiny_tokenizer())
     assert choose_checkpoint([checkpoint], best).path == checkpoint
-    for file in (run.best_path / "model.safetensors", checkpoint / "optimizer.pt"):
+    for file in (run.best_path / "best.json", checkpoint / "optimizer.pt"):
         whole = file.read_bytes()
         file.write_bytes(whole[1:])
         before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
