@@ -83,7 +83,6 @@ def test_types_that_a_run_file_and_the_processor_name(
         "dtype": "bfloat16",
         "device_map": None,
     }
-    assert grpo_config(run_file(tmp_path), tmp_path).model_init_kwargs is None  # kl is 0
     # Contradictions are refused.
     with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
         run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})

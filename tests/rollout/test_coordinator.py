@@ -12,7 +12,7 @@ from cotune.errors import EngineError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
+from cotune.rollout.coordinator import Coordinator, RolloutSettings, stable_seed
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.run.record import Record
 from cotune.types import (
@@ -388,4 +388,3 @@ def test_one_process_raises_the_error_itself_and_closes_the_session(
     with pytest.raises(ValueError, match="boom"):
         make(environment=Yes("q1")).evaluate(TASKS)
     assert closed == [True]
-    assert (SingleProcess().broadcast(1), SingleProcess().gather(1)) == (1, [1])

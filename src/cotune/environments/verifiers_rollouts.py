@@ -275,8 +275,8 @@ class Rollout:
     async def _run(self, environment: Any, task: Any) -> _Output:
         context = vf.ModelContext(model=_MODEL, client=_PolicyConfig(multiplex=1))
         episode = await environment.run_episode(task, context, on_trace=self._keep_trace)
-        trace = self._trace
-        errors = [*episode.errors, *(() if trace is None else trace.errors)]
+        trace: Any = self._trace  # the field is None until an agent runs
+        errors = [*episode.errors, *getattr(trace, "errors", ())]
         if errors:
             return _Output(error=one_line(f"{errors[0].type}: {errors[0].message}")[:120])
         rewards = {name: getattr(reward, "value", None) for name, reward in trace.rewards.items()}

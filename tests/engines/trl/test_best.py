@@ -105,20 +105,20 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
     modes = {(folder / name).stat().st_mode for name in ("model.safetensors", "config.json")}
     assert len(modes) == 1  # a server under another account reads both or neither
-    for name in ("best.json", "model.safetensors"):
-        whole = (folder / name).read_bytes()
-        for damaged in (b"", whole[: len(whole) // 2]):
-            (folder / name).write_bytes(damaged)
-            for act in (
-                lambda: choose_checkpoint([checkpoint], best),
-                lambda: best.restore(run.joint),
-            ):
-                with raises_line(name, match=f"^{folder}"):
-                    act()
-            if name == "best.json":
-                with pytest.raises(ConfigError, match=name):
-                    best.offer(run.joint, scored(0.6), 2)
-        (folder / name).write_bytes(whole)
+    (folder / "model.safetensors").rename(tmp_path / "aside")
+    for act in (best.check, lambda: best.restore(run.joint)):
+        with raises_line("lacks weights", match=f"^{folder}"):
+            act()
+    (tmp_path / "aside").rename(folder / "model.safetensors")
+    whole = (folder / "best.json").read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2]):
+        (folder / "best.json").write_bytes(damaged)
+        for act in (best.check, lambda: best.restore(run.joint)):
+            with raises_line("best.json", match=f"^{folder}"):
+                act()
+        with pytest.raises(ConfigError, match=r"best\.json"):
+            best.offer(run.joint, scored(0.6), 2)
+    (folder / "best.json").write_bytes(whole)
     best.check()
 
 
