@@ -44,10 +44,6 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def test_every_package_has_its_layer() -> None:
-    assert {layer(name) for name in modules()} == set(LAYERS)
-
-
 def test_packages_import_only_those_above_them() -> None:
     below = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"

@@ -11,8 +11,10 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 
+import yaml
+
 from cotune import LLMError
-from cotune.worlds.rules_llm import Example, Writer, read_sentences, sentences_of
+from cotune.worlds.rules_llm import Example, Writer, sentences_of
 
 
 class Mode(StrEnum):
@@ -29,7 +31,8 @@ class Mode(StrEnum):
     TOO_LONG = "the answer is too long"
 
 
-_SENTENCES = read_sentences(Path(__file__).with_name("geo_sentences.yaml"))
+_FILE = Path(__file__).with_name("geo_sentences.yaml")
+_SENTENCES = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
 REMEDIES = {Mode(mode): tuple(texts) for mode, texts in _SENTENCES["remedies"].items()}
 STYLE: tuple[str, ...] = tuple(_SENTENCES["style"])
 """Sentences that ask for nothing specific."""

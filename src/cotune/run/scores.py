@@ -114,8 +114,6 @@ def t_interval(values: Sequence[float], low: float, high: float) -> tuple[float,
 
 def wilson(share: float, n: int) -> tuple[float, float]:
     """Return Wilson's score interval of a share over `n` trials (Wilson 1927)."""
-    if n < 1:
-        raise ValueError(f"n is {n}; expected at least 1")
     z = _Z
     centre = share + z * z / (2 * n)
     spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -128,15 +128,11 @@ def sentences_of(text: str) -> list[str]:
     return [s for s in _SENTENCE_END.split(text) if s]
 
 
-def read_sentences(file: Path) -> dict[str, Any]:
-    """Read the sentences of a world."""
-    return yaml.safe_load(file.read_text(encoding="utf-8"))
-
-
 # ---- those of `ladder`
 
 # A failed answer without lines calls for any procedure; one with lines calls for either of the other two.
-_SENTENCES = read_sentences(Path(__file__).with_name("ladder_sentences.yaml"))
+_FILE = Path(__file__).with_name("ladder_sentences.yaml")
+_SENTENCES: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
 REMEDIES: Mapping[str, Sequence[str]] = _SENTENCES["remedies"]
 """The sentences that remedy each lack, by the critique's wording of it."""
 # The lack that a response does not have, by its title.
