@@ -81,6 +81,14 @@ def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     check_instruction(plain, "Answer.", strategy)
 
 
+def test_texts_without_the_comma_of_a_tuple_are_refused() -> None:
+    class Forgot(SingleTurnEnvironment):
+        stop = "</answer>"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"Forgot.stop is the text '</answer>'; .*with a comma"):
+        check_instruction(Forgot({}, "Answer."), "Answer.")
+
+
 def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
     some, none = [Task("a", "Who?", ("a",))], list[Task]()
     env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})

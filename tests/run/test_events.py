@@ -119,10 +119,10 @@ def test_events_in_words(kind: str, fields: dict[str, object], said: str) -> Non
 def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:
     listener = RunDisplay()
     for step in range(1, 5):
-        listener.metrics(step, {"failed_search_share": 0.5 if step == 3 else 0.0})
+        listener.metrics(step, {"zero_advantage_share": 1.0, "truncated_share": 0.0})
     (warning,) = [r for r in caplog.records if r.name == "cotune"]
     assert warning.levelname == "WARNING"
-    assert warning.getMessage().startswith("step 3: a search failed in 50%")
+    assert warning.getMessage().startswith("step 3: the rewards of every group were equal in 3")
 
 
 @pytest.mark.parametrize(

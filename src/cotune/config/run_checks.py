@@ -22,6 +22,12 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
             f"instruction: blank; {method.label} evolves it: say in a sentence or two what the "
             "policy is to do"
         )
+    for name in ("stop", "required"):
+        if isinstance(texts := getattr(environment, name), str):
+            raise ConfigError(
+                f"environment: {type(environment).__name__}.{name} is the text {texts!r}; expected a tuple "
+                f"of texts: write ({texts!r},), with a comma"
+            )
     # A policy that is not shown a tag cannot write it, and no proposer could bring it back.
     if missing := [text for text in environment.required if text not in instruction]:
         raise ConfigError(

@@ -202,8 +202,9 @@ def _section(
 
 
 if TYPE_CHECKING:
-    from cotune.environments.registry import EnvironmentOptions
     from cotune.methods.method import MethodOptions as StrategyConfig
+
+    EnvironmentOptions = Any
 else:
     StrategyConfig = _section(
         {kind: method.options for kind, method in methods.BUILT_IN.items()},
@@ -268,6 +269,15 @@ class RunConfig(Model):
     @classmethod
     def _in_the_home_folder(cls, output: Path) -> Path:
         return output.expanduser()
+
+    @model_validator(mode="after")
+    def _computes_in_one_type(self) -> "RunConfig":
+        if self.training.precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
+            raise ValueError(
+                f"training.precision is fp32, but policy.dtype is {self.policy.dtype}; expected policy.dtype "
+                "auto or float32, or precision auto"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":

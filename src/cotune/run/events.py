@@ -29,6 +29,7 @@ _BY_LIMIT = "truncated/"
 _MOST = 0.1  # of a batch
 # Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
 _NEARLY_ALL = 0.9
+_WARNED_AFTER = 3  # steps without any gradient
 _EXAMPLES = 3  # of answers without a reward
 
 
@@ -97,6 +98,16 @@ def _outage_notice(metrics: Mapping[str, float]) -> str:
             return f"{share:.0%} of the calls of {tool} failed; read the errors in trajectories/"
     return ""
 
+
+def _is_flat(metrics: Mapping[str, float]) -> bool:
+    # A teacher's loss has a gradient all the same.
+    return metrics.get("zero_advantage_share") == 1 and not metrics.get("distil/share")
+
+
+_FLAT_NOTICE = (
+    f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: there is nothing to learn from; "
+    "look at rollouts in trajectories/"
+)
 
 Fields = Mapping[str, object]
 
@@ -202,6 +213,7 @@ class RunDisplay:
         self._console = console
         self._total = total_steps
         self._noticed = set[str]()
+        self._flat_steps = 0  # in a row, in which all rewards of each group were equal
         self._last_step: int | None = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None
@@ -223,9 +235,11 @@ class RunDisplay:
             ]
             figures += self._time_left(step, total)
             self._tell(step, f"[bold]step {step}/{total}[/]  {'  '.join(figures)}")
+        self._flat_steps = self._flat_steps + 1 if _is_flat(values) else 0
         for problem, notice in (
             ("truncation", truncation_notice(values)),
             ("outage", _outage_notice(values)),
+            ("equal rewards", _FLAT_NOTICE if self._flat_steps == _WARNED_AFTER else ""),
         ):
             if notice and problem not in self._noticed:
                 self._noticed.add(problem)

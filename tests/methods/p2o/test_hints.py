@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.errors import EvolutionError, LLMError
+from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.method import Context, Evolution
 from cotune.methods.p2o.hints import (
     HintOptions,
@@ -204,6 +204,32 @@ def next_pool(
 ) -> HintPool | None:
     now = Evolution(Progress(step, 0, 9), policy, llm, record)
     return strategy.next_pool(tasks_of_two_kinds(20), now)
+
+
+def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
+    policy, author, record = Policy(), Author(one_keyword_each), Events()
+    pool, _ = evolve(policy, author, record, reflection="single_turn")
+    assert len(author.prompts) == 4
+    assert all("perform a task for me:\n```\n\n```" in prompt for prompt in author.prompts)
+    minibatches, dev = policy.calls
+    assert len({a.task.id for a in minibatches}) == len(minibatches) == 12
+    assert len(dev) == (1 + 4) * 8
+    assert len(pool.texts) == 5
+    assert [e["parent"] for e in record.of("hint_accepted")] == [""] * 4
+    assert len(covering(pool)) == 2
+
+
+def test_single_turn_ends_with_the_llms_budget():
+    def write(n: int, prompt: str) -> str:
+        if n:
+            raise BudgetError("the next call could exceed llm.budget")
+        return one_keyword_each(n, prompt)
+
+    policy, author = Policy(), Author(write)
+    pool, _ = evolve(policy, author, reflection="single_turn")
+    assert (len(pool.texts) - 1, len(author.prompts)) == (1, 2)
+    minibatches, dev = policy.calls
+    assert (len(minibatches), len(dev)) == (12, 2 * 8)
 
 
 def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:

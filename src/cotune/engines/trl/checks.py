@@ -209,6 +209,7 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
     """Raise ConfigError if the trainer's model, or how it is spread over processes, does not suit the run."""
     model: Any = trainer.model
+    args = cast(GRPOConfig, trainer.args)
     sharding = sharding_of(trainer)
     check_sharding(trainer)
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
@@ -220,6 +221,13 @@ def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
         raise ConfigError(
             "strategy.distil_steps asks for a teacher, which reads rollouts with whole weights, but they or "
             f"their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set it to 0"
+        )
+    # Ranks make different numbers of turns, and would wait for each other forever.
+    sleeps = args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
+    if sleeps and sharding == "fsdp2":
+        raise ConfigError(
+            "GRPOConfig.vllm_enable_sleep_mode is True under FSDP2, where vLLM would collect all weights "
+            "again in every turn: set vllm_enable_sleep_mode=False"
         )
 
 

@@ -1,14 +1,17 @@
 """Hints (P²O, arXiv 2603.21877): their pool, their assignment to questions by Algorithm 2, and their evolution."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import SOLVED_AT, Evolution, check_least
 from cotune.methods.proposals import ProposalAccount, surroundings
 from cotune.methods.text_evolution import (
+    MINIBATCH,
+    DevScores,
     GepaSearchOptions,
     Record,
     SearchPlan,
@@ -16,6 +19,7 @@ from cotune.methods.text_evolution import (
     gepa_prompt,
     greedy_cover,
     least_budget,
+    mean_scores,
     split,
 )
 from cotune.types import Prompt, Task
@@ -32,6 +36,8 @@ class HintOptions(GepaSearchOptions):
         beam: W, parents that hints are derived from in one iteration.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints can then carry
             answers, which the contract may not recognise. A hint is never used on a question that its author was shown.
+        reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at once, each from the
+            empty one, and evolves none.
         keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few hard questions; the
             paper drops them (Algorithm 1, line 26).
     """
@@ -39,6 +45,7 @@ class HintOptions(GepaSearchOptions):
     hard_set_min_count: int = 100
     budget: int | None = None
     beam: int = 16
+    reflection: Literal["gepa", "single_turn"] = "gepa"
     keep_if_skipped: bool = False
 
     def __post_init__(self) -> None:
@@ -168,6 +175,7 @@ class HintSearch(TextSearch):
         account: ProposalAccount,
         rules: TextRules,
     ) -> None:
+        self._options = options
         self._instruction = instruction
         self._about = surroundings(description)
         dev, train = split(hard, options.dev_size, key)
@@ -188,6 +196,7 @@ class HintSearch(TextSearch):
             CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
         """
         plan = self.plan
+        options = self._options
         self.record(
             "hint_phase",
             phase=phase,
@@ -195,9 +204,9 @@ class HintSearch(TextSearch):
             dev=len(plan.dev),
             train=len(plan.train),
             budget=plan.budget,
-            reflection="gepa",  # as earlier run folders name it
+            reflection=options.reflection,
         )
-        scores = self.evolve("")
+        scores = self.evolve("") if options.reflection == "gepa" else self.reflect_once()
         pool = HintPool(
             tuple(scores),
             tuple(task.id for task in plan.dev),
@@ -248,3 +257,42 @@ class HintSearch(TextSearch):
             hints=texts,
             best_mean_dev_score=best,
         )
+
+    def reflect_once(self) -> DevScores:
+        """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
+
+        Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
+        valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
+        LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
+        """
+        plan = self.plan
+        minibatches = _draw_minibatches(plan.train, plan.key)
+        hints: list[str] = []
+        barren = 0
+        while barren < plan.barren and not self.account.spent:
+            # Each further hint costs its minibatch now and its dev scores at the end.
+            left = self.left - (1 + len(hints)) * len(plan.dev)
+            affordable = left // (MINIBATCH + len(plan.dev))
+            hints_wanted = min(plan.options.beam - len(hints), affordable)
+            if hints_wanted < 1:
+                break
+            done = self.roll_out([("", next(minibatches)) for _ in range(hints_wanted)])
+            unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
+            new = [self.propose("", rollouts) for rollouts in unsolved]
+            valid = [hint for hint in new if hint is not None]
+            barren = 0 if valid else barren + 1
+            hints += valid
+        scores = self.score(["", *hints])
+        means = mean_scores(scores)
+        for hint in hints:
+            self.record_accepted(hint, "", means[hint], means[""])
+        self.record_progress(len(scores), max(means.values()))
+        return scores
+
+
+def _draw_minibatches(train: Sequence[Task], seed_key: str) -> Iterator[list[Task]]:
+    """Yield parts of train in shuffled order, reshuffled after each pass; the last may be smaller."""
+    rng = random.Random(f"{seed_key}/minibatches")
+    while True:
+        tasks = rng.sample(train, len(train))
+        yield from (tasks[i : i + MINIBATCH] for i in range(0, len(tasks), MINIBATCH))
