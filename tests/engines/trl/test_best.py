@@ -99,7 +99,7 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
     checkpoint = tmp_path / "checkpoint-1"
     checkpoint.mkdir()
     save_state(checkpoint, {"batches": 1})
-    assert choose_checkpoint([checkpoint], best).path == checkpoint
+    assert choose_checkpoint([checkpoint], best) == checkpoint
     folder = tmp_path / "best"
     names = {file.name for file in folder.iterdir()}
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names

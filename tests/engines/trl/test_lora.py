@@ -196,5 +196,5 @@ def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
     save_weights(adapted(base=small_policy()), tmp_path / "adapter")
     AutoTokenizer.from_pretrained(small_policy()).save_pretrained(tmp_path / "adapter")
     config = run_config(tmp_path, path=str(tmp_path / "adapter"))
-    with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*merged"):
+    with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*--merge"):
         built(config)

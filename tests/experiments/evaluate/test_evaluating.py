@@ -119,7 +119,6 @@ def test_a_qa_benchmark_with_the_runs_search_engine(
     assert (own["name"], benchmark["name"], benchmark["source"]) == ("test", "hotpotqa", str(file))
     exact = figures(benchmark, "best")["reward", "greedy"]
     assert exact["mean"] == figures(own, "best")["reward", "greedy"]["mean"] > 0
-    assert {name: s["n"] for name, s in exact["by_stratum"].items()} == {"hotpotqa": 3, "nq": 3}
     assert list(figures(benchmark, "best")) == [("reward", "greedy"), ("f1", "greedy")]
     assert list(figures(own, "best")) == [("reward", "greedy")]
 
