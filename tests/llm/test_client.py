@@ -160,6 +160,14 @@ def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     assert failed.error == "the reply is not whole (finish_reason 'content_filter')"
 
 
+def test_an_address_in_the_environment_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
+    with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is set, but llm\.base_url is not"):
+        OpenAIClient(OpenAIOptions(model="m"), Record())
+    OpenAIClient(OpenAIOptions(model="m", base_url="https://api.openai.com/v1"), Record())
+
+
 def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> None:
     server.replies = [Canned(b'{"error": "busy"}', 429), chat()]
     b = bench(server)

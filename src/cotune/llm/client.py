@@ -162,7 +162,7 @@ class OpenAIClient:
         self._options = options
         self._record = record
         self._retries = retries
-        self._url = options.base_url or OPENAI_URL
+        self._url = options.base_url or _openai_url()
         self._key = _read_key(options.api_key_env)
         # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
         headers = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
@@ -356,6 +356,17 @@ def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _openai_url() -> str:
+    """Return OpenAI's address; ConfigError if the environment names another, to which nothing would go."""
+    address = os.environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
+    if address not in ("", OPENAI_URL):
+        raise ConfigError(
+            "environment variable OPENAI_BASE_URL is set, but llm.base_url is not: set llm.base_url to that "
+            f"address, or to {OPENAI_URL}"
+        )
+    return OPENAI_URL
 
 
 def _read_key(variable: str | None) -> str | None:
