@@ -32,7 +32,7 @@ class Task:
         id: stable across epochs and runs; everything recorded about a task is keyed by it.
         answers: ground truths, any of which counts.
         stratum: the row of a result table that it belongs to ("2 hops"); "" without strata.
-        solution: a reference solution, if the data has one. It is never shown; no hint may quote it.
+        solution: a reference solution, if the data has one. It is never shown to a proposer.
         context: messages before the question, as (role, content): a system prompt, earlier turns.
         chat: whether the data has the question as chat messages; reward functions then get messages.
         columns: all columns of the data's row, for reward functions. Saved states leave them out.

@@ -145,7 +145,7 @@ def test_a_number_beyond_the_context_is_said_to_be() -> None:
     limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
     with pytest.raises(
         ConfigError,
-        match=r"least 11: raise it to 11 and lower limits.trajectory_tokens .* holds 20",
+        match=r"least 11: lower limits.trajectory_tokens .* holds 20",
     ):
         check_prompts(
             environment("a b c d e f g h"), Words(), "do", limits, ["train"],

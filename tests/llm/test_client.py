@@ -45,7 +45,10 @@ class Request:
 
 
 class Server:
-    """Plays canned replies in order, never answers at None, then sends 500; keeps what it was sent."""
+    """Plays canned replies in order, never answers at None, then sends 500; keeps what it was sent.
+
+    A reply of status 0 closes the connection, of status 307 it leads to the same address.
+    """
 
     def __init__(self) -> None:
         self.replies: list[Canned | None] = []
@@ -63,7 +66,12 @@ class Server:
         if reply is None:
             self.over.wait()
             return
+        if reply.status == 0:
+            request.close_connection = True
+            return
         request.send_response(reply.status)
+        if reply.status == 307:
+            request.send_header("Location", f"{self.url}/chat/completions")
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(reply.body)))
         request.send_header("Retry-After-Ms", "1")
@@ -235,6 +243,18 @@ def test_a_stalled_server_times_out(server: Server) -> None:
     assert (bool(row.error), row.estimated, row.money > 0) == (True, True, True)
 
 
+def test_a_connection_that_breaks_after_sending_may_cost_and_no_redirect_is_followed(
+    server: Server,
+) -> None:
+    server.replies = [Canned(status=0), Canned(status=307)]
+    b = bench(server, retries=0)
+    for error in ("RemoteProtocolError", "HTTP status 307"):
+        with pytest.raises(LLMError, match=error):
+            b.client.complete(PROMPT)
+    assert [row.estimated for row in b.record.read_costs()] == [True, False]
+    assert len(server.requests) == 2
+
+
 def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     url = f"http://127.0.0.1:{gone.server_address[1]}/v1"
@@ -330,17 +350,22 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(
 def test_the_environments_key_is_not_sent_where_none_is_needed(server: Server) -> None:
     server.replies = [chat()]
     bench(server, api_key_env=None).client.complete(PROMPT)
+    assert "authorization" not in server.requests[0].headers
     assert not any(KEY in value for value in server.requests[0].headers.values())
 
 
 def test_headers_of_a_gateway_are_sent_and_hidden(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")  # for OpenAI alone
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "api-key: gateway-secret")
     server.replies = [Canned(b"no: gateway-secret", 401)]
     with pytest.raises(LLMError, match=r"HTTP status 401: 'no: \*\*\*'"):
         bench(server).client.complete(PROMPT)
-    assert server.requests[0].headers["api-key"] == "gateway-secret"
+    headers = server.requests[0].headers
+    assert headers["api-key"] == "gateway-secret"
+    assert not {"openai-organization", "openai-project"} & headers.keys()
 
 
 @pytest.mark.parametrize(

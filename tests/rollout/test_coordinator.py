@@ -220,9 +220,9 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     other.load_state_dict(state)
     assert other.state_dict() == state
     assert other.current_step == 3
-    newer: State = {**state, "schema_version": 3}
-    with pytest.raises(EngineError, match=r"schema_version 3; .*reads 2"):
-        other.load_state_dict(newer)
+    older: State = {**state, "schema_version": 2}
+    with pytest.raises(EngineError, match=r"schema_version 2; .*reads 3"):
+        other.load_state_dict(older)
 
     # An LLM with a state is saved with the run.
     class Counting(ScriptedLLM):

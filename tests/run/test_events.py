@@ -106,7 +106,7 @@ ENDED = {"evaluations": 400, "budget": 400, "asked": 16, "accepted": 7, "coverin
         ("instruction_born",
          {"id": "i3", "origin": "reflection", "text": "Do.", "score": 0.5, "parent_score": 0.25},
          "+ i3 (reflection, 0.50 against its parent's 0.25): Do."),
-        ("evaluated", {**EVALUATED, "when": "after"}, "after, best instruction (i2): mean reward 0.50 on 6 test questions"),
+        ("evaluated", {**EVALUATED, "when": "after"}, "best instruction (i2): mean reward 0.50 on 6 test questions"),
         ("hint_phase_ended", ENDED,
          "hints: 7 of 16 proposals accepted, 4 cover; dev solved 0.00 -> 0.88; 400/400 evaluations"),
         ("population", {"members": []}, ""),

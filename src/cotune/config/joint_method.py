@@ -66,6 +66,10 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
     if isinstance(llm, Path) or (isinstance(llm, str) and Path(llm).is_file()):
         return BankOptions(path=Path(llm))
     if isinstance(llm, str):
+        if llm.endswith((".txt", ".md", ".jsonl", ".yaml")):
+            raise ConfigError(
+                f"{name}: llm is {llm!r}; there is no such file, and no model has such a name"
+            )
         try:
             return OpenAIOptions(model=llm)
         except ValueError as error:

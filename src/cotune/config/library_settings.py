@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 from cotune.config.run_file import RunConfig
+from cotune.data.splits import warn
 from cotune.llm.own import OwnLLMOptions
 from cotune.policy.policy_files import is_local
 
@@ -20,7 +21,10 @@ def quiet_libraries(config: RunConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     # It would override training.precision; transformers sets it anew from that.
-    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    if os.environ.pop("ACCELERATE_MIXED_PRECISION", "no") != "no":
+        warn(
+            "ACCELERATE_MIXED_PRECISION is ignored; training.precision says in which type to compute"
+        )
     if not _may_fetch(config):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -125,16 +125,16 @@ def check_prompts(
     if task is None or needed <= limit:
         return
     half = ", half of which is left for what evolves" if method_of(strategy).evolves else ""
-    within = ""
+    fix = f"raise it to {needed}"
     if room is not None and needed > room:
-        within = (
-            f" and lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length), as the policy's "
-            f"context holds {context_tokens}"
+        fix = (
+            "lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length), as the policy's context "
+            f"holds {context_tokens}"
         )
     raise ConfigError(
         f"limits.prompt_tokens is {limit}{half}, but the prompt of task {task.id} has {tokens} tokens; expected at "
-        f"least {needed}: raise it to {needed}{within}, shorten the instruction, or leave long questions out "
-        "(dataset.drop_too_long: true)"
+        f"least {needed}: {fix}, shorten the instruction, or leave long questions out (in a run file, "
+        "dataset.drop_too_long: true)"
     )
 
 

@@ -95,6 +95,6 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
     # Files from elsewhere may lack a column that the hub's have.
     names = {name for row in rows for name in row}
     columns: Columns = {
-        role: name for role, name in benchmark.columns.items() if name in (None, *names)
+        role: name for role, name in benchmark.columns.items() if name is None or name in names
     }
     return tasks_of_rows(rows, columns, source, benchmark.name)

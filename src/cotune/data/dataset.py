@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from pydantic import Field, model_validator
 
@@ -71,6 +71,11 @@ class DatasetConfig(Model):
         if (self.path is None) == (self.name is None):
             fields = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {fields}; expected one of them")
+        if self.path is not None and (self.subset is not None or self.split != "train"):
+            raise ValueError(
+                f"dataset.{'split' if self.subset is None else 'subset'} is for a data set of the hub (name), "
+                "but path is set; remove one"
+            )
         for split, least in (("validation", 0), ("test", 1)):
             count = getattr(self, split)
             if isinstance(count, int) and count < least:
@@ -121,13 +126,18 @@ def tasks_from(
 
     Args:
         dataset: training rows: a `datasets.Dataset`, or mappings of a column to its value.
-        columns: the column of each role, as in a run file's `dataset.columns`; null reads none.
+        columns: the column of each role, as in a run file's `dataset.columns`; None reads none.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: the same, at most a fifth.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
     """
+    roles = get_args(Column)
+    if unknown := [role for role in columns or {} if role not in roles]:
+        raise ConfigError(
+            f"dataset.columns: {unknown[0]!r} is no role of a column; expected one of {', '.join(roles)}"
+        )
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:
         source = "dataset" if split == "train" else f"dataset.{split}"

@@ -36,6 +36,8 @@ def hold_out(
     ranked = sorted(set(keys), key=sha)
     chosen: dict[str, str] = {}
     for split, count in sizes.items():
+        if count < 0:
+            raise ConfigError(f"{field}.{split} is {count}; expected 0 or more, or data")
         limit = len(ranked) // SHARES[split]
         if count and not limit:
             none = ", or set it to 0" if (field, split) == ("dataset", "validation") else ""

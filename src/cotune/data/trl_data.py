@@ -1,6 +1,7 @@
 """Rows of a data set in TRL's form, `prompt` and any other columns, and the tasks that they make."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from cotune.types import Task
 from cotune.utils.text import shorten
 
 _IMAGE_COLUMNS = ("image", "images")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[str, Any]]:
@@ -50,6 +52,12 @@ def read_rows(dataset: Any, name: str, needs_prompt: bool = True) -> list[dict[s
     for i, row in enumerate(rows, 1):
         if "prompt" in row or needs_prompt:
             _check_prompt(row, f"{name}, row {i}")
+    chats = [not isinstance(row["prompt"], str) for row in rows if "prompt" in row]
+    if len(set(chats)) > 1:
+        raise ConfigError(
+            f"{name} has texts and chat messages ({sum(chats)} of {len(chats)}) as prompts; expected "
+            "one form: write every prompt as messages, [{'role': 'user', 'content': …}]"
+        )
     return rows
 
 
@@ -117,7 +125,7 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     Args:
         text: the initial instruction as the prompts have it; "" if it is added to them.
     """
-    hashes = [sha(json.dumps(row, default=str, skipkeys=True))[:12] for row in rows]
+    hashes = [sha(json.dumps(row, default=_make_stable, skipkeys=True))[:12] for row in rows]
     ids = number_repeats([f"{split}-{digest}" for digest in hashes], "-")
     tasks: list[Task] = []
     for row, id in zip(rows, ids, strict=True):
@@ -145,3 +153,10 @@ def _read_reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     if not answers:
         return reference_answers(row.get("solution"))
     return answers, plain_text(row.get("solution")) or reasoning
+
+
+def _make_stable(value: Any) -> Any:
+    """Return a column's value in a form that is the same in every process, for a hash."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, cast("set[Any]", value)))
+    return _ADDRESS.sub("", str(plain_value(value)))

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 _SHOWN_CHARACTERS = 300
-_SHORTEST_SECRET = (
-    8  # characters: a placeholder for a key, such as "none", may be a word of a reply
-)
+# Characters of a secret that is hidden: a placeholder for a key, such as "none", may be a word of a reply.
+_SHORTEST_SECRET = 8
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 # Reasons for the end of a reply that is not whole. Any other is an endpoint's own word for "stop": such a reply
 # must not be discarded and paid again.
 _BROKEN_OFF = ("content_filter", "tool_calls", "function_call", "error")
+# Failures of a connection before a request was sent.
+_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 _CHECK_REQUEST = "check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
 # The fields of a run file that may be wrong, by the status of a refusal.
 _HINTS = {
@@ -149,8 +150,9 @@ class OpenAIClient:
 
     openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
     as long as Retry-After says. A reply without a whole text is asked for again, as often. Other
-    statuses are final. A reply without a usage report, and a request that timed out, are counted at their
-    upper bound and marked as such; any other request without a reply costs nothing.
+    statuses are final, and no redirect is followed. A reply without a usage report, and a request that may have
+    reached a model before it broke off or timed out, are counted at their upper bound and marked as such; any other
+    request without a reply costs nothing.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
@@ -201,11 +203,16 @@ class OpenAIClient:
 
         options = self._options
         create: Any = self._openai.chat.completions.with_raw_response.create
+        absent_headers = [] if self._key else ["Authorization"]
+        if self._url != OPENAI_URL:
+            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
+            absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
         try:
             reply = create(
                 model=options.model,
                 messages=[{"role": "user", "content": prompt}],
                 temperature=openai.omit if options.temperature is None else options.temperature,
+                extra_headers={name: openai.Omit() for name in absent_headers},
                 extra_body=options.extra_body or None,
                 **{options.max_tokens_field: options.max_tokens},
             )
@@ -214,7 +221,9 @@ class OpenAIClient:
             # It may have reached a model, which charges for it.
             return Outcome(error=f"timed out: no complete reply in {attempts}", replied=False)
         except openai.OpenAIError as error:
-            return Outcome(usage=(0, 0), error=self._describe_failure(error), replied=False)
+            charged = isinstance(error, openai.APIConnectionError) and not _is_unsent(error)
+            usage = None if charged else (0, 0)
+            return Outcome(usage=usage, error=self._describe_failure(error), replied=False)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"))
         error = _shorten(self._hide(outcome.error))
         return replace(outcome, text=self._hide(outcome.text), error=error)
@@ -237,12 +246,8 @@ class OpenAIClient:
         import openai
 
         try:
-            return openai.OpenAI(
-                # Not None, for which openai would use OPENAI_API_KEY.
-                api_key=self._key or "none",
-                base_url=self._url,
-                timeout=self._options.timeout_s,
-                max_retries=self._retries,
+            http = openai.DefaultHttpxClient(
+                timeout=self._options.timeout_s, follow_redirects=False
             )
         except Exception as error:  # noqa: BLE001
             # Not `from error`: httpx's own message may quote an address with its password.
@@ -250,6 +255,14 @@ class OpenAIClient:
                 f"llm: the environment's proxy cannot be used ({type(error).__name__}); correct "
                 "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, or for SOCKS pip install 'httpx[socks]'"
             ) from None
+        return openai.OpenAI(
+            # Not None, for which openai would use OPENAI_API_KEY; the header is left out.
+            api_key=self._key or "none",
+            base_url=self._url,
+            timeout=self._options.timeout_s,
+            max_retries=self._retries,
+            http_client=http,
+        )
 
     def _hide(self, text: str) -> str:
         for secret in self._secrets:
@@ -356,6 +369,11 @@ def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _is_unsent(error: Exception) -> bool:
+    """Return whether a connection failed before a request was sent, so that nobody charges for it."""
+    return type(error.__cause__).__name__ in _UNSENT
 
 
 def _openai_url() -> str:

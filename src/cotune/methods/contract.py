@@ -87,7 +87,8 @@ def _spaced(text: str) -> str:
 def _telling(answer: str) -> tuple[str, ...]:
     """Return the parts of an answer that give it away, with blanks around; () if chance explains them.
 
-    They are all runs of five words, or the whole of a shorter one.
+    They are all runs of five words, or the whole of a shorter one. In a script without spaces each character is a
+    word, and chance explains all of them.
     """
     words = _spaced(_LATEX.sub(" ", answer)).split()
     count = min(len(words), _RUN)

@@ -129,10 +129,13 @@ class Fst(EvolvedInstructions):
         return list(self._rows) or ["i0"]
 
     def _prompts_in_use(self) -> list[Instruction]:
-        """Return the prompts in use, the best first; after `settle`, the one named there."""
+        """Return the prompts in use, the best first."""
         by_id = {instruction.id: instruction for instruction in self._lineage}
-        ids = sorted(self._prompts, key=lambda identity: identity != self._settled)
-        return [by_id[identity] for identity in ids]
+        return [by_id[identity] for identity in self._prompts]
+
+    def _rank_prompts(self) -> list[Instruction]:
+        """Return the prompts in use, the best first; after `settle`, the one named there."""
+        return sorted(self._prompts_in_use(), key=lambda prompt: prompt.id != self._settled)
 
     # ---- fast weights
 
@@ -242,10 +245,10 @@ class Fst(EvolvedInstructions):
 
     def best(self) -> Instruction:
         """Return the prompt with the highest mean in the last round; the initial one before any."""
-        return self._prompts_in_use()[0]
+        return self._rank_prompts()[0]
 
     def choice(self) -> Choice | None:
-        first, *others = self._prompts_in_use()
+        first, *others = self._rank_prompts()
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]

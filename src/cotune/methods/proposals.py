@@ -169,9 +169,10 @@ class ProposalAccount:
             self.record("phase_failed", reason=cause, in_a_row=self._failed)
             ends = self._failed >= _ENDS_A_RUN or (last and not self._useful)
             if ends and not getattr(self.llm, "optional", False):
-                raise EvolutionError(
-                    f"every {self.what} failed, phases in a row: {self._failed} ({cause}): {_ADVICE}"
+                phases = (
+                    "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
                 )
+                raise EvolutionError(f"every {self.what} of {phases} failed ({cause}): {_ADVICE}")
         if self.spent:
             self.record("proposals_ended", reason=self.spent)
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from statistics import fmean
 from typing import Any, Literal
 
+from cotune.errors import EngineError
 from cotune.methods.contract import TextRules
 from cotune.methods.method import SOLVED_AT, Evolution, check_least
 from cotune.methods.proposals import Draft, ProposalAccount, Request, without_reasoning
@@ -250,6 +251,7 @@ class TextSearch(ABC):
         self._rollout = evolution.rollout
         self._lineage = dict(lineage or {})
         self._scored: dict[str, dict[str, Trajectory]] = {}  # on dev, by text and question
+        self._broken = False  # whether all rollouts to reflect on were environment errors once
         self._failure: BaseException | None = None
         self._barren = 0
         self._reported = 1  # texts that joined; the first is the seed
@@ -343,6 +345,7 @@ class TextSearch(ABC):
         """
         judged = [t for t in rollouts if t.judged]
         if not judged:
+            self._broken |= bool(rollouts)
             return None
         chars = _REFLECTION_CHARS // len(judged)
         examples = [example(t, self.plan.options.show_answers, chars) for t in judged]
@@ -381,7 +384,12 @@ class TextSearch(ABC):
         return [(reflection_lm.ReflectionProposal(new_texts=new), self) for new in proposals]
 
     def end_phase(self, last: bool = False) -> None:
-        """End the account's phase; EvolutionError: see `ProposalAccount.end_phase`."""
+        """End the account's phase.
+
+        Raises:
+            EngineError: the last phase could not ask, because the environment failed.
+            EvolutionError: see `ProposalAccount.end_phase`.
+        """
         if self.lost:
             self.record(
                 "notice",
@@ -391,9 +399,13 @@ class TextSearch(ABC):
         account = self.account
         if account.asked or account.spent:
             account.end_phase(last)
-        else:
-            text = f"no {account.what} was asked for: there was no failure to reflect on"
-            self.record("notice", text=text)
+            return
+        why = "there was no failure to reflect on"
+        if self._broken:
+            why = "all rollouts to reflect on ended in an environment error or without a reward"
+            if last and not getattr(account.llm, "optional", False):
+                raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
+        self.record("notice", text=f"no {account.what} was asked for: {why}")
 
     # ---- the search itself
 

@@ -22,7 +22,7 @@ from cotune.run.record import CachedLLM, Record, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report
 
-STATE_SCHEMA = 2
+STATE_SCHEMA = 3
 
 
 @dataclass(frozen=True)

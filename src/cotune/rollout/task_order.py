@@ -33,6 +33,11 @@ class TaskOrder:
                 "environment: the training split is empty; expected at least one task (see environment.train)"
             )
         self.by_id = {task.id: task for task in tasks}
+        if len(self.by_id) != len(tasks):
+            raise ConfigError(
+                f"environment: {len(tasks) - len(self.by_id)} training tasks share an id with "
+                "another; ids must be different"
+            )
         self._ids = list(self.by_id)
         self.questions = questions
         self._seed = seed

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -159,13 +159,35 @@ def _born(event: Fields) -> str:
     return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
 
 
+_EVALUATED = {
+    "before": "before training, initial instruction",
+    "during": "best instruction so far ({instruction_id})",
+    "contender": "its rival {instruction_id}",
+    "uplift": "initial instruction",
+    "after": "best instruction ({instruction_id})",
+    "plain": "initial instruction",
+    "hinted": "best instruction and hint",
+    "last": "last policy, best instruction ({instruction_id})",
+}
+"""What is evaluated, by `when` of an event."""
+
+
+def _describe_evaluation(event: Fields) -> str:
+    subject = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
+    return f"[cyan]{subject}: {{measure}} {{em:.2f}}[/] on {{n}} {{split}} questions"
+
+
+def _resumed(event: Fields) -> str:
+    names = ", ".join(cast("Mapping[str, object]", event.get("changed") or {}))
+    changed = escape(names).replace("{", "{{").replace("}", "}}")
+    return "resumed after step {from_step}" + (f"; changed: {changed}" if changed else "")
+
+
 _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
-    "resumed": Kind("resumed after step {from_step}"),
-    "evaluated": Kind(
-        "[cyan]{when}, {prompt} instruction ({instruction_id}): {measure} {em:.2f}[/] on {n} {split} questions"
-    ),
+    "resumed": Kind(_resumed),
+    "evaluated": Kind(_describe_evaluation),
     "instruction_born": Kind(_born),
     "instruction_pruned": Kind("[red]- {id}[/] pruned at weight {weight:.2f}"),
     "evolution": Kind(

@@ -13,7 +13,7 @@ from cotune.types import Trajectory
 EXACT_MATCH = "exact match"
 MEAN_REWARD = "mean reward"
 _Z = 1.959964  # normal quantile of a 95 % interval
-_NOISE = 1e-12  # of subtracting equal numbers
+_NOISE = 1e-12  # the deviation of equal numbers, from rounding
 
 
 @dataclass(frozen=True)

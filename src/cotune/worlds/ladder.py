@@ -142,7 +142,9 @@ def problem(rng: random.Random, rung: str, split: str | None = None) -> Problem:
     while True:
         first, numbers = _NUMBERS[rung](rng)
         # Most draws end here: the cheapest test comes first.
-        if not numbers or split not in (None, split_by_hash(_sum(first, numbers), SPLITS)):
+        if not numbers:
+            continue
+        if split is not None and split_by_hash(_sum(first, numbers), SPLITS) != split:
             continue
         if not _tells(Problem(rung, first, numbers, "")):
             continue

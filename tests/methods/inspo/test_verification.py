@@ -49,6 +49,9 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
 
     found = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
+    accepted, rejected = accept(found, 2)
+    assert accepted == []
+    assert [why for _, why in rejected] == ["below its parent", "not compared: environment errors"]
 
 
 @pytest.mark.parametrize(

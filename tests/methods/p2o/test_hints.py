@@ -191,7 +191,7 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
     strategy = p2o()
     strategy.load_state_dict(saved)
     assert strategy.state_dict() == saved
-    with pytest.raises(EvolutionError, match=f"phases in a row: 2.*{reason}"):
+    with pytest.raises(EvolutionError, match=f"of 2 phases in a row failed .*{reason}"):
         next_pool(strategy, policy, author, record, step=10)
 
 

@@ -406,8 +406,10 @@ class Inspo(EvolvedInstructions):
         rollouts_left: int | None,
     ) -> str:
         """Return why a round cannot start; "" if it can. None: a proposer reads no failures; no verification."""
-        if failures == [] or tasks == []:
-            return "no experience to learn from and to verify on"
+        if failures == [] or (tasks is not None and not len(self._replay)):
+            return "no experience to learn from"
+        if tasks == []:
+            return "every question in the buffer was shown to the candidates' authors, so none is left to verify on"
         needed = (self.options.candidates + 1) * len(tasks or ())  # plus their parent
         if rollouts_left is not None and needed > rollouts_left:
             return "too few rollouts are left to verify"

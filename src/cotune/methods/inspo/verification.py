@@ -23,6 +23,7 @@ class Candidate:
     instruction: Instruction
     score: float | None = None
     parent_score: float | None = None
+    verified: bool = False
 
     @property
     def gain(self) -> float:
@@ -46,8 +47,10 @@ def verify(
         for i, c in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    done = rollout(assignments, purpose="verify")
-    *rows, parent_row = [done[i : i + len(tasks)] for i in range(0, len(done), len(tasks))]
+    trajectories = rollout(assignments, purpose="verify")
+    *rows, parent_row = [
+        trajectories[i : i + len(tasks)] for i in range(0, len(trajectories), len(tasks))
+    ]
     verified: list[Candidate] = []
     for candidate, row in zip(candidates, rows, strict=True):
         pairs = [(t, p) for t, p in zip(row, parent_row, strict=True) if t.judged and p.judged]
@@ -55,7 +58,7 @@ def verify(
             score = fmean(trajectory.reward for trajectory, _ in pairs)
             parent_score = fmean(trajectory.reward for _, trajectory in pairs)
             candidate = replace(candidate, score=score, parent_score=parent_score)
-        verified.append(candidate)
+        verified.append(replace(candidate, verified=True))
     return verified
 
 
@@ -70,7 +73,9 @@ def accept(
     accepted: list[Candidate] = []
     rejected: list[tuple[Candidate, str]] = []
     for candidate in sorted(candidates, key=lambda c: -(c.score or 0.0)):
-        if candidate.gain < 0:
+        if candidate.verified and candidate.score is None:
+            rejected.append((candidate, "not compared: environment errors"))
+        elif candidate.gain < 0:
             rejected.append((candidate, "below its parent"))
         elif len(accepted) >= vacancies:
             rejected.append((candidate, "no vacancy left"))

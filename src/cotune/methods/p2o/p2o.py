@@ -282,8 +282,10 @@ class P2O(StaticStrategy):
     def best_hint(self) -> str:
         """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
-        cover = covering(pool) if pool is not None else []
-        return pool.texts[max(cover, key=pool.mean)] if pool is not None and cover else ""
+        cover = [] if pool is None else covering(pool)
+        if pool is None or not cover:
+            return ""
+        return pool.texts[max(cover, key=pool.mean)]
 
     def state_dict(self) -> State:
         return super().state_dict() | {
