@@ -308,7 +308,7 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
         [
             "limits.prompt_tokens is 20, half of which",
             "expected at least 40: raise it to 40",
-            "(dataset.drop_too_long: true)",
+            "dataset.drop_too_long: true)",
         ],
     ),
     "short prompts in a suite": (

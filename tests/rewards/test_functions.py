@@ -341,7 +341,7 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
     [
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, boxed"]),
         (None, ["rewards: there are none"]),
-        ("math:pi", ["float is no function"]),
+        ("math:pi", ["math:pi is no function"]),
     ],
 )
 def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:

@@ -367,6 +367,11 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
     path = Path(path)
     import_from((Path.cwd(), path.parent))  # files named in the run file may be there
     raw = read_fields(path, "a run file", "output: and strategy:")
+    if "methods" in raw and "strategy" not in raw:
+        raise ConfigError(
+            f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
+            f"suite with cotune compare {path}"
+        )
     if "library" in raw:
         raise ConfigError(
             f"{path}: is what a script has recorded; expected a run file; in the script, trainer.plan() and "

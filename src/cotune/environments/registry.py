@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from pydantic import Field
 
@@ -86,6 +86,9 @@ def kind_of(kind: str) -> EnvironmentKind:
 # ---- an environment of the user's own
 
 _FIELD = "environment.object"
+_MEMBERS = (
+    "stop", "required", "tools", "initial_instruction", "tasks", "messages", "respond", "score",
+)  # fmt: skip
 
 
 class PythonOptions(Model):
@@ -110,12 +113,13 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
         raise ConfigError(
             f"{_FIELD}: {options.object} raised {named(error)}{line_of(error)}; fix it, or change environment.args"
         ) from error
-    if not isinstance(environment, Environment):
+    missing = [name for name in _MEMBERS if not hasattr(environment, name)]
+    if missing:
         raise ConfigError(
-            f"{_FIELD}: {options.object} gives {type(environment).__name__}, which lacks members of an environment; "
-            "derive it from cotune.TaskEnvironment"
+            f"{_FIELD}: {options.object} gives {type(environment).__name__}, which has no "
+            f"{', '.join(missing)}; derive it from cotune.TaskEnvironment, or add them"
         )
-    return environment
+    return cast(Environment, environment)
 
 
 PYTHON = EnvironmentKind(

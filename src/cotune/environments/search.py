@@ -171,7 +171,9 @@ class SearchEnvironment(TaskEnvironment):
     ) -> None:
         super().__init__(self._phrase(tasks), initial_instruction, self.protocol.prompt_format)
         self.retriever = retriever
-        self.parallel_responses = getattr(retriever, "parallel_searches", 0)
+        # A class that answers in a way of its own says itself how many of its calls may overlap.
+        if type(self).respond is SearchEnvironment.respond:
+            self.parallel_responses = getattr(retriever, "parallel_searches", 0)
         self._reward = reward
         self._top_k = top_k
         self.description = _DESCRIPTION.format(top_k)

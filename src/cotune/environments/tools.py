@@ -189,6 +189,9 @@ class ToolEnvironment(TaskEnvironment):
         seconds: float = 30.0,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
+        if callable(tools) or not tools:
+            value = "a function" if tools else "empty"
+            raise ConfigError(f"tools is {value}; expected a list of one function or more")
         self.tools = tuple(schema_of(function) for function in tools)
         names = [schema["function"]["name"] for schema in self.tools]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -207,7 +210,7 @@ class ToolEnvironment(TaskEnvironment):
 
     def _job_of(self, action: Action, call: ToolCall) -> Job | None:
         function = self._functions.get(call.name)
-        return function and Job(function, self._seconds, call.arguments)
+        return None if function is None else Job(function, self._seconds, call.arguments)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0, and as the answer the last turn without its thoughts."""
@@ -306,9 +309,22 @@ def _result(name: str, job: Job | None) -> tuple[str, str]:
     if job is None:
         return str({"error": f"Tool {name} not found."}), "no such tool"
     if job.error is None:
-        return str(job.value), ""
+        return _text_of(job.value), ""
     kind = "took too long" if job.timed_out else type(job.error).__name__
     return str({"error": str(job.error)}), f"{name}: {kind}"
+
+
+def _text_of(value: Any) -> str:
+    """Return a result as TRL shows it: the texts of content blocks, or `str`; ConfigError for an image."""
+    blocks = cast("list[Any]", value) if isinstance(value, list) else []
+    types = {cast(Any, block).get("type") if isinstance(block, dict) else None for block in blocks}
+    if "image" in types:
+        raise ConfigError(
+            "environment: a tool returned an image; policies are trained only on text"
+        )
+    if types != {"text"}:
+        return str(cast(object, value))
+    return "".join(str(block["text"]) for block in blocks)
 
 
 def name_action(action: Action, tools: Sequence[str] = ()) -> str:

@@ -331,6 +331,12 @@ class PlainCodec(HFCodec):
         encoded = self.tokenizer(text=encodable(message["content"]))
         return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
 
+    def render_next(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Raise ConfigError: what an environment says needs chat messages."""
+        raise ConfigError(_PLAIN_PROMPTS)
+
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError: calls and answers need chat messages."""
         raise ConfigError(_PLAIN_PROMPTS)

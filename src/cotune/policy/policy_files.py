@@ -7,6 +7,7 @@ from pydantic import Field, JsonValue
 
 from cotune.environments.registry import kind_of, kinds
 from cotune.errors import ConfigError
+from cotune.utils.text import one_line
 from cotune.utils.validation import Model
 
 
@@ -88,12 +89,26 @@ def missing_parts(folder: Path) -> list[str]:
     return [name for name, globs in parts.items() if not any(any(folder.glob(g)) for g in globs)]
 
 
+def damaged_weights(folder: Path) -> str:
+    """Return the first safetensors file of a folder that is not whole, with the reason; "" if all are."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np"):  # reads the header, and compares it with the size
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{file.name} is damaged ({one_line(str(error))})"
+    return ""
+
+
 def check_whole(folder: Path) -> None:
-    """Raise ConfigError if the best policy of a run lacks a part."""
-    if lacks := missing_parts(folder):
+    """Raise ConfigError if the best policy of a run lacks a part, or its weights are cut off."""
+    lacks = missing_parts(folder)
+    problem = f"lacks {', '.join(lacks)}" if lacks else damaged_weights(folder)
+    if problem:
         raise ConfigError(
-            f"{folder}: lacks {', '.join(lacks)}; restore the file, or remove {folder} and resume the run without what "
-            "it had kept"
+            f"{folder}: {problem}; restore the file, or remove {folder} and resume the run without what it had kept"
         )
 
 
@@ -122,12 +137,14 @@ def only_local(path: str | Path) -> bool:
     each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     if Path(path).is_dir():
         return True
     try:
         HfApi().model_info(str(path), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except RepositoryNotFoundError:  # private, and there is no token; or deleted
+        return cached_folder(str(path)) is not None
     except HfHubHTTPError:
         return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.

@@ -570,6 +570,9 @@ def prompt_cache(model: Any, prompts: torch.Tensor, mask: torch.Tensor) -> Cache
     Args:
         prompts: padded on the left, (B, P).
         mask: 1 for tokens, 0 for padding, (B, P).
+
+    Raises:
+        EngineError: the model kept no keys and values.
     """
     length = prompts.shape[1]
     if length == 0:
@@ -583,5 +586,9 @@ def prompt_cache(model: Any, prompts: torch.Tensor, mask: torch.Tensor) -> Cache
         use_cache=True,
         logits_to_keep=1,
     )
+    if cache.get_seq_length() != length:
+        raise EngineError(
+            f"the policy kept the keys of {cache.get_seq_length()} of {length} tokens"
+        )
     cache.batch_select_indices(which)
     return cache

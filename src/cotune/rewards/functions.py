@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,8 @@ from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object, reference_to
 from cotune.utils.text import line_of, named, shorten, shorten_middle, without_thoughts
 from cotune.utils.values import finite
+
+_log = logging.getLogger("cotune")
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where
@@ -156,6 +159,7 @@ class RewardFunctions:
             loaded = _load(function if is_weighted else WeightedReward(function=function))
             self._functions.append(replace(loaded, name=self._free_name(loaded.name)))
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
+        self._warned = False
 
     @property
     def measure(self) -> str:
@@ -203,6 +207,14 @@ class RewardFunctions:
                     scored=bool(parts),
                 )
             )
+        unscored = next((t.task.id for t in results if not t.scored), None)
+        if unscored is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "rewards: every function returned None for a rollout of task %s, which is not trained on; "
+                "return a number from at least one of them",
+                unscored,
+            )
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
@@ -248,6 +260,10 @@ class RewardFunctions:
         """Return the results of the functions, by name; async ones run together, beside the others."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
+            if len(values) != len(trajectories):
+                raise ValueError(
+                    f"log_extra({column!r}, …) has {len(values)} values; expected {len(trajectories)}"
+                )
             extra[column] = values
 
         def log_metric(name: str, value: float) -> None:
@@ -310,11 +326,12 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
 def _load(reward: WeightedReward) -> _Loaded:
     """Load and check a function with its weight."""
     function = reward.function
+    label = function if isinstance(function, str) else _name_of(function)
     if isinstance(function, str):
         function = load_reward(function)
     if not callable(function):
         raise ConfigError(
-            f"rewards: {_name_of(function)} is no function; expected a function or a callable object"
+            f"rewards: {label} is no function; expected a function or a callable object"
         )
     return _Loaded(_name_of(function), function, reward.weight, reward.messages)
 

@@ -30,13 +30,14 @@ from cotune.errors import ConfigError
 from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
 from cotune.run.json_files import (
     RUN_LOCK,
+    SUITE_LOCK,
     Row,
     check_folder,
     read_jsonl,
     write_json_atomic,
 )
 from cotune.types import Purpose
-from cotune.utils.text import command_on
+from cotune.utils.text import command_on, hide_secrets
 
 SCHEMA_VERSION = 1
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
@@ -161,10 +162,16 @@ class RunDir:
         path = self.config_path
         if not path.is_file():
             fix = "give the `output` folder of a run"
+            if (self.path / SUITE_LOCK).exists():
+                fix = "it is a suite's, whose page cotune compare writes; give the folder of one of its runs"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
             raise ConfigError(f"{self.path} is not a run folder: there is no {path}; {fix}")
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            reason = hide_secrets(" ".join(str(error).split()))
+            raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:
             raise ConfigError(
                 f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
@@ -216,4 +223,8 @@ def read_summary(folder: Path) -> Row | None:
     path = folder / "summary.json"
     if not path.is_file():
         return None
-    return _checked_version(path, json.loads(path.read_bytes()))
+    try:
+        summary = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); remove it") from error
+    return _checked_version(path, summary)

@@ -1,5 +1,6 @@
 """The suite file: the methods to compare, their run file, the seeds and the rollout budget."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ Changes = Annotated[dict[str, Any], BeforeValidator(expand)]
 """Fields of a run file, nested or by dotted paths."""
 
 
+_COMPUTE = re.compile(r"\d+(\.\d+)?x")
+
+
 class MethodEntry(TextOrFields):
     """One row of the table."""
 
@@ -104,13 +108,15 @@ class MethodEntry(TextOrFields):
     """The row's label in tables; the method's own by default."""
     set: Changes = Field(default_factory=dict[str, Any])
     """Fields that replace the suite's in every stage of the method, `strategy.…` among them."""
-    compute: str = Field(default="1x", pattern=r"^\d+(\.\d+)?x$")
+    compute: str = "1x"
     """The rollouts it may use, as a multiple of the budget: "2x"."""
     share: float = Field(default=0.25, gt=0, lt=1)
     """The share of the budget for the prompt stages of a staged method."""
 
     @model_validator(mode="after")
-    def _name_is_a_folder(self) -> "MethodEntry":
+    def _fields_fit(self) -> "MethodEntry":
+        if not _COMPUTE.fullmatch(self.compute):
+            raise ValueError(f'compute is {self.compute!r}; expected "1x" or "2x"')
         if not self.key:
             raise ValueError(f"name is {self.name!r}; expected one with a letter a-z or a digit")
         return self

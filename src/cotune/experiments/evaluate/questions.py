@@ -95,6 +95,9 @@ def question_sets(
             training = config.training
             state = TrainerState(max_steps=training.steps * training.optimizer_steps)
             questions.rewards.trainer_state = state
+    names = [questions.name for questions in sets]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{repeated[0]} is given twice; expected each set of questions once")
     return sets
 
 

@@ -81,3 +81,10 @@ def _show_summary(trajectories: Sequence[Trajectory], console: Console) -> None:
     )
     if notice := truncation_notice(truncation_metrics(trajectories)):
         console.print(notice, style="yellow", highlight=False)
+    rewards = {t.reward for t in trajectories}
+    if count > 1 and len(rewards) == 1:
+        console.print(
+            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
+            "try more rollouts, or look at the reward function.",
+            highlight=False,
+        )

@@ -24,7 +24,7 @@ from cotune.experiments.report.charts import (
 )
 from cotune.experiments.report.pages import moment, write_page
 from cotune.run.best import InstructionRow, instruction_rows, read_best
-from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event
+from cotune.run.events import EVENTS, TRUNCATED_SHARE, describe_event, truncation_notice
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
@@ -250,7 +250,7 @@ def costs(run: RecordedRun) -> list[tuple[str, str]]:
         ("Rollouts of evaluations, not counted above", count(totals.rollouts["evaluate"] or None)),
         ("Generated tokens", count(sum(totals.generated_tokens.values()) or None)),
         ("LLM calls", count(totals.llm_calls)),
-        ("· their time", duration(totals.llm_seconds or None)),
+        ("· time of LLM calls", duration(totals.llm_seconds or None)),
         ("Phases without a useful proposal", count(len(run.of_kind("phase_failed")) or None)),
         ("Money", money(totals.money)),
         ("Time", duration(run.folder.seconds_spent() or None)),
@@ -290,7 +290,8 @@ def _notices(run: RecordedRun) -> list[str]:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
             lines.append(f"step {event['step']}: {text}")
-    return lines
+    truncated = ((row["step"], truncation_notice(row)) for row in run.metrics)
+    return lines + [f"step {step}: {text}" for step, text in truncated if text][:1]
 
 
 def training_charts(run: RecordedRun) -> list[Chart]:
