@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.tinker.server_policy import Adapter
 from cotune.engines.tinker.service import Service, TinkerArguments
@@ -45,8 +46,6 @@ def adapter_of(server: FakeServer, rank: int = 4, seed: int = 3) -> Adapter:
 
 def preflight(raw: dict[str, Any]) -> Preflight:
     """The preflight of a run file."""
-    from cotune.config.run_file import parse_config
-
     return Preflight(parse_config(raw, "run.yaml"))
 
 
