@@ -224,13 +224,6 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
     error = refused("evaluate", unfinished)
     assert f"cotune resume {unfinished}" in error
 
-    finished = tmp_path / "finished"
-    Record.create(finished, tiny(finished)).write_summary({"arms": {}})
-    before = files(finished)
-    error = refused("resume", finished)
-    assert "this run is finished" in error
-    assert files(finished) == before
-
     script = tmp_path / "script"
     Record.create(script, script_fields(script))
     for command in ("resume", "evaluate"):
@@ -267,20 +260,12 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
     "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),
-    "no such policy": ("train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]),
-    "no such policy on the hub": (
-        "try run.yaml --set policy.path=nobody/has-this",
-        ["cannot load 'nobody/has-this'", "the hub is out of reach"],
-    ),
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is a field of another kind; remove it"]),
     "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "a reward that is no list": ("train run.yaml --set rewards=rewards.py:f", ["rewards: expected a list; got 'rewards.py:f'"]),
-    "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
-    "no such run": ("evaluate nope", ["is not a run folder: there is no nope/run.yaml"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),
-    "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "ConnectError"]),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
 # The same, if it takes the policy's tokenizer, or transformers, to find out.

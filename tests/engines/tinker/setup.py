@@ -38,10 +38,10 @@ def run_file(output: Path, policy: str, changes: dict[str, Any] | None = None) -
     return tiny(output, changes)
 
 
-def adapter_of(server: FakeServer, rank: int = 4, seed: int = 3) -> Adapter:
+def adapter_of(server: FakeServer) -> Adapter:
     """A new adapter on a server that is installed."""
     service = Service(TinkerArguments(base_url="http://server"), server.model)
-    return Adapter(service, rank, seed)
+    return Adapter(service, 4, seed=3)
 
 
 def preflight(raw: dict[str, Any]) -> Preflight:

@@ -36,15 +36,7 @@ from cotune.run.checkpoints import complete_checkpoints
 from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
-from tests.engines.tinker.setup import (
-    FST,
-    INSPO,
-    P2O,
-    TRAINING,
-    letters,
-    lines,
-    preflight,
-)
+from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight
 from tests.helpers import raises_line
 from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import write

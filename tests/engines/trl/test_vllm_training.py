@@ -14,12 +14,7 @@ from cotune.errors import ConfigError, EngineError
 from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import HINT, HintedRows, Run, scored
-from tests.engines.trl.vllm_setup import (
-    assert_synced,
-    cached,
-    same_rollouts,
-    vllm_run,
-)
+from tests.engines.trl.vllm_setup import assert_synced, cached, same_rollouts, vllm_run
 from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
 
 WANTED = {

@@ -14,10 +14,7 @@ from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.single_turn import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluation import figures_of
-from cotune.experiments.evaluate.questions import (
-    EvaluationOptions,
-    question_sets,
-)
+from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, short
@@ -183,7 +180,6 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "benchmark": (["--benchmark", "squad"], "--benchmark is 'squad'; expected NAME or NAME=PATH"),
     "no file": (["--benchmark", "nq=gone.parquet"], "--benchmark nq: no file gone.parquet"),
     "since": (["--since", "runs/a"], "--since was given without --quadrants; remove it, or add"),
-    "set": (["--set", "limits.turnz=2"], "with --set: limits.turnz: unknown field"),
 }  # fmt: skip
 
 

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report.pages import sentence_diff
-from cotune.experiments.report.run_report import (
-    RecordedRun,
-    family,
-    training_charts,
-    write_report,
-)
+from cotune.experiments.report.run_report import RecordedRun, family, training_charts, write_report
 from cotune.run.best import InstructionRow
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir

@@ -117,7 +117,6 @@ ONE_OF_SIX = [1, 0, 0, 0, 0, 0]
 @pytest.mark.parametrize(
     ("groups", "errors", "hard"),
     [
-        ([[0] * 6], 0, True),
         ([ONE_OF_SIX], 0, True),
         ([[0, 1, 1, 0, 0, 0]], 0, False),
         ([[0.5, 0.5, 0.4, 0, 0, 0]], 0, False),
