@@ -46,6 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["training.engine_args.num_generations", "set training.group_size"],
     ),
     "no key": ({"llm": OPENAI}, ["OPENAI_API_KEY", "llm.api_key_env"]),
+    "unknown LLM": ({"llm": {"kind": "gpt"}}, ["llm.kind", "'rules', 'openai'"]),
 }  # fmt: skip
 
 
@@ -263,6 +264,9 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is a field of another kind; remove it"]),
     "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "a reward that is no list": ("train run.yaml --set rewards=rewards.py:f", ["rewards: expected a list; got 'rewards.py:f'"]),
+    "no output": ("train run.yaml --set output=null", ["output: expected a path; got None"]),
+    "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: expected 1 or more items; got []"]),
+    "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "ConnectError"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),
