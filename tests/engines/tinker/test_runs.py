@@ -232,14 +232,7 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
         adapter.export("best-1", tmp_path / "best", "base")
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        P2O,
-        FST,
-        {**INSPO, "groups": "mixed", "target": "initial"},
-    ],
-)
+@pytest.mark.parametrize("strategy", [P2O, FST, {**INSPO, "groups": "mixed", "target": "initial"}])
 def test_methods(
     strategy: dict[str, Any], policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
