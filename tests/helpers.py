@@ -260,11 +260,3 @@ def install(folder: Path, monkeypatch: Any, group: str, *points: str) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *points]))
     monkeypatch.syspath_prepend(folder)
-
-
-def tensorboard_events(folder: Path) -> Any:
-    """Return the event files of a folder, all of what they hold."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (found,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
-    return EventAccumulator(str(found), size_guidance={"tensors": 0, "scalars": 0}).Reload()

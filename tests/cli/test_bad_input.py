@@ -30,13 +30,11 @@ def _without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "unknown field": ({"straregy": {}}, ["straregy", "unknown field", "did you mean strategy?"]),
     "unknown option": ({"strategy": {"populationsize": 3}}, ["strategy.populationsize", "mean strategy.population_size?"]),
     "unknown option of an option": (
         {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
         ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
     ),
-    "wrong type": ({"limits": {"turns": "many"}}, ["limits.turns", "got 'many'"]),
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "a search that leaves no batch": ({"strategy": {"kind": "gepa", "budget": 20, "dev_size": 4}, "training": {"rollout_budget": 27}}, ["strategy.budget is 20, and 8 rollouts must follow, more than"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
@@ -155,15 +153,6 @@ def test_an_output_that_exists_is_left_alone(tmp_path: Path, refused: Refused) -
     assert f"cotune resume {out}" in error
     assert files(out) == before
 
-    foreign = tmp_path / "thesis"
-    foreign.mkdir()
-    (foreign / "chapter.txt").write_text("years of work")
-    file = write(tmp_path / "run.yaml", tiny(foreign))
-    error = refused("train", file)
-    assert "choose another output" in error
-    assert "resume" not in error
-    assert files(foreign) == {"chapter.txt": b"years of work"}
-
 
 @pytest.mark.parametrize(
     ("field", "command"),
@@ -236,13 +225,6 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
     error = refused("evaluate", unfinished)
     assert f"cotune resume {unfinished}" in error
 
-    finished = tmp_path / "finished"
-    Record.create(finished, tiny(finished)).write_summary({"arms": {}})
-    before = files(finished)
-    error = refused("resume", finished)
-    assert "this run is finished" in error
-    assert files(finished) == before
-
     script = tmp_path / "script"
     Record.create(script, script_fields(script))
     for command in ("resume", "evaluate"):
@@ -279,38 +261,20 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
     "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),
-    "no such data": ("train run.yaml --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
-    "no such policy": ("train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]),
-    "no such policy on the hub": (
-        "try run.yaml --set policy.path=nobody/has-this",
-        ["cannot load 'nobody/has-this'", "the hub is out of reach"],
-    ),
-    "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: expected 1 or more items; got []"]),
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is a field of another kind; remove it"]),
     "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "a reward that is no list": ("train run.yaml --set rewards=rewards.py:f", ["rewards: expected a list; got 'rewards.py:f'"]),
     "no output": ("train run.yaml --set output=null", ["output: expected a path; got None"]),
-    "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
-    "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),
+    "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: expected 1 or more items; got []"]),
+    "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "ConnectError"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
-    "a run file for a run": ("resume run.yaml", ["run.yaml is not a run folder: there is no run.yaml/run.yaml"]),
-    "no such run": ("evaluate nope", ["is not a run folder: there is no nope/run.yaml"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),
-    "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "ConnectError"]),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
 # The same, if it takes the policy's tokenizer, or transformers, to find out.
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
     "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent cannot be a tool", "no docstring"]),
-    "short prompts": (
-        "try run.yaml --set limits.prompt_tokens=20",
-        [
-            "limits.prompt_tokens is 20, half of which",
-            "expected at least 40: raise it to 40",
-            "dataset.drop_too_long: true)",
-        ],
-    ),
     "short prompts in a suite": (
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
         ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],

@@ -125,6 +125,14 @@ def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path) -> None:
         assert f"has no {said}" in lacking(policy(given))
 
 
+def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
+    """As a copy leaves it that was broken off."""
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    shown = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
+    assert "model.safetensors is damaged (" in shown
+
+
 def test_packages_that_the_run_file_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cotune.config.run_file import (
-    RulesConfig,
-    dump_config,
-    load_config,
-    parse_config,
-)
+from cotune.config.run_file import RulesConfig, dump_config, load_config, parse_config
 from cotune.errors import ConfigError
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.inspo.inspo import InspoOptions

@@ -154,6 +154,9 @@ def test_a_row_is_a_task() -> None:
         # An array is a list, as pandas gives the lists of a Parquet file.
         ({"answers": np.array(["A", "B"], object)}, ("A", "B")),
         ({"answers": np.array([], object)}, ()),
+        # GSM8K's form, and a heading.
+        ({"answer": "Natalia sold 24.\nIn all 72.\n#### 72"}, ("72",)),
+        ({"answer": "#### Title\nand a text below it"}, ("#### Title\nand a text below it",)),
         # What is blank is no answer.
         ({"answer": ["A", "", None, " "]}, ("A",)),
         ({"answer": " "}, ()),
@@ -188,23 +191,9 @@ def test_columns_that_are_named_nested_or_not_to_be_read() -> None:
 
 def test_a_data_set_in_its_own_format() -> None:
     data = Dataset.from_list([{"id": 7, "question": "2 + 2", "answers": [1, 2], "weights": [0.5]}])
-    asked = data.with_transform(
-        lambda rows: {**rows, "question": [f"Add {q}" for q in rows["question"]]}
-    )
-    assert [t.question for t in tasks_from(asked)["train"]] == ["Add 2 + 2"]
     (task,) = tasks_from(data.with_format("torch"))["train"]
     assert (task.id, task.answers) == ("7", ("1", "2"))
     assert task.columns["weights"].flatten().tolist() == [0.5]
-
-
-def test_answers_in_gsm8k_form() -> None:
-    answer = "Natalia sold 48/2 = 24.\nAltogether 48+24 = 72.\n#### 72"
-    heading = "#### Title\nand a text below it"
-    rows = [{"question": "How many?", "answer": answer}, {"question": "Write.", "answer": heading}]
-    first, second = tasks_from(rows)["train"]
-    assert (first.answers, first.solution) == (("72",), answer)
-    assert first.columns["answer"] == answer
-    assert second.answers == (heading,)
 
 
 def test_chat_messages() -> None:

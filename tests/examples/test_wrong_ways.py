@@ -40,30 +40,16 @@ def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -
     cotune.JointTrainer(str(FOLDER / "policy"), **arguments).train()
 
 
-def untyped(expression):  # type: ignore[no-untyped-def]
-    """Works something out.
-
-    Args:
-        expression: what.
-    """
-
-
 def short(completions: list[Any], **_: Any) -> list[float]:
     return [1.0]
-
-
-def of_a_column(completions: list[Any], truth: list[str]) -> list[float]:
-    return [0.0] * len(completions)
 
 
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected a method such as cotune.INSPO"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
-    "tool without types": ({"trainer": {"tools": [untyped]}}, ["untyped", "expression", "type"]),
     "no reward": ({"trainer": {"reward_funcs": None}}, ["rewards: missing", "gives none"]),
     "reward of the wrong length": ({"trainer": {"reward_funcs": short}}, ["rewards: short returned [1.0]", "8 numbers"]),
-    "reward that needs another column": ({"trainer": {"reward_funcs": of_a_column}}, ["rewards: of_a_column needs the column 'truth'"]),
     "weights of other rewards": ({"args": {"reward_weights": [1.0, 2.0]}}, ["reward_weights has 2 entries for 1 reward functions"]),
     "blank instruction": ({"options": {"instruction": " "}}, ["instruction"]),
     "no LLM": ({"options": {"llm": None}}, ["INSPO: llm is missing", 'INSPO(llm="gpt-4.1")', "OpenAIOptions(model=…"]),

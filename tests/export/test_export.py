@@ -13,7 +13,6 @@ from cotune.export.export import export
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
-from tests.command_line import Command
 from tests.export.finished import files, finished_run, read_json
 from tests.export.test_complete import world
 from tests.helpers import raises_line
@@ -150,13 +149,6 @@ def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         export(run.path, True, tmp_path / "merged")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "moved"}
-
-
-def test_the_command_says_where(tmp_path: Path, run_command: Command) -> None:
-    run, _ = whole(tmp_path)
-    target = tmp_path / "out"
-    written = run_command("export", run.path, "--output", target)
-    assert (written.status, written.out.strip()) == (0, f"wrote {target}")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json"])

@@ -29,14 +29,13 @@ _SURE = 20.0  # the logit of what comes next; all else has 0
 
 
 def bigram_policy(
-    turns: Mapping[str, float], template: str = QWEN, context: int = 4096
+    turns: Mapping[str, float], template: str
 ) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Model and tokenizer.
 
     Args:
         turns: what the policy writes in a turn, and how likely; each is a token of its own.
         template: a chat template whose generation prompt ends with a line break.
-        context: tokens the model can attend to.
     """
     tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*TOOL_TAGS, *_SAID, *turns))
     size = -(-len(tokenizer) // 8) * 8
@@ -48,7 +47,7 @@ def bigram_policy(
             num_hidden_layers=1,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=context,
+            max_position_embeddings=4096,
             tie_word_embeddings=False,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,

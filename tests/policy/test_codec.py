@@ -31,20 +31,13 @@ from tests.policy.bigram import save
 from tests.policy.tiny import byte_tokenizer, models_template, tiny_tokenizer
 
 TINY = HFCodec(tiny_tokenizer())
-BUNDLED_TOKENIZER = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
-BUNDLED = HFCodec(BUNDLED_TOKENIZER)
+BUNDLED = HFCodec(AutoTokenizer.from_pretrained(policy_path("bundled:geo")))
 
 
 def test_a_prompt_is_the_chat_template_up_to_the_policys_turn() -> None:
     ids = TINY.render([{"role": "user", "content": "ab?"}])
     assert TINY.decode(ids) == "<|im_start|>ab?<|im_end|><|im_start|>"
     assert ids.count(TINY.eos_id) == 1
-    ids = BUNDLED.render([{"role": "user", "content": "Where?"}])
-    rendered = BUNDLED_TOKENIZER.apply_chat_template(
-        [{"role": "user", "content": "Where?"}], add_generation_prompt=True, tokenize=False
-    )
-    assert BUNDLED.decode(ids) == rendered
-    assert "Where?" in rendered
 
 
 @pytest.mark.parametrize("codec", [TINY, BUNDLED], ids=["tiny", "bundled"])
@@ -258,12 +251,6 @@ def test_a_thinking_template() -> None:
     )
     assert codec.decode(codec.render_next(results, TOOLS)) == shown
     assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
-    # Calls within a thought are none.
-    codec, tokenizer = codec_of(FAMILIES["qwen3 thinking"])
-    thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
-    opened_by_the_template = f"{HERMES_CALL}\n</think>\n\nNo need."
-    for text in (thought, opened_by_the_template, f"<think>\n{HERMES_CALL}"):
-        assert codec.read_calls(written(tokenizer, text), TOOLS, ()) == Calls(said=text)
 
 
 def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
@@ -415,6 +402,9 @@ def _every_warning() -> None:
         # lists of parts alone
         (CHATML_TEMPLATE.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}"), "user", "user message 'Answer"),
         (CHATML_TEMPLATE.replace("m.content", "m.content[:40]"), "user", "user message 'Answer in a word"),
+        # a hint
+        (CHATML_TEMPLATE.replace("m.content", "m.content.split('\\n\\n')[-2:] | join('\\n\\n')"), "user",
+         "leaves out the user message 'Think of what was asked"),
         (CHATML_TEMPLATE + "{{ 1 // 0 }}", "user", "cannot render the roles user .*by zero"),
         (CHATML_TEMPLATE + "{% for i in range(10 ** 9) %}{% endfor %}", "user", "cannot render the roles user .*[Rr]ange"),
         (CHATML_TEMPLATE + "{% if", "user", "cannot render the roles user"),
@@ -427,14 +417,6 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(
 ) -> None:
     with raises_line("policy.chat_template", match=message):
         check_template(environment(role), codec_with(template), "Answer in a word.")
-
-
-def test_a_hint_that_a_template_drops_is_missed() -> None:
-    template = CHATML_TEMPLATE.replace(
-        "m.content", "m.content.split('\\n\\n')[-2:] | join('\\n\\n')"
-    )
-    with pytest.raises(ConfigError, match="leaves out the user message 'Think of what was asked"):
-        check_template(environment(), codec_with(template), "Answer in a word.")
 
 
 @pytest.mark.parametrize("role", ["user", "system"])

@@ -42,10 +42,10 @@ def models_template(name: str) -> str:
     return (folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def tiny_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A token a character, so that a stop string of n characters takes n tokens."""
     vocabulary = {t: i for i, t in enumerate(["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"])}
-    for character in alphabet:
+    for character in ALPHABET:
         vocabulary.setdefault(character, len(vocabulary))
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]

@@ -33,13 +33,10 @@ def rollout(
     texts: Sequence[str] = ("yes",),
     columns: Mapping[str, Any] | None = None,
     answers: tuple[str, ...] = ("yes",),
-    context: tuple[tuple[str, str], ...] = (),
     chat: bool = False,
 ) -> Trajectory:
     """A rollout of task t<index>, sampled under a hint, with an observation after each turn."""
-    task = Task(
-        f"t{index}", f"q{index}?", answers, context=context, chat=chat, columns=columns or {}
-    )
+    task = Task(f"t{index}", f"q{index}?", answers, chat=chat, columns=columns or {})
     sampled, trained = Prompt(INSTRUCTION, "A hint."), Prompt(INSTRUCTION)
     turns = tuple(Turn(text, observation=" seen") for text in texts)
     assignment = Assignment(task, sampled, trained, "i0", index)

@@ -136,23 +136,39 @@ def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
         """Look it up."""
         return "found"
 
+    class OwnSearch(SearchEnvironment):
+        def respond(self, actions: Sequence[Action]) -> list[Response]:
+            return []
+
     tasks = {"train": TASKS}
     server = RemoteRetriever(RemoteOptions(url="http://127.0.0.1:9/retrieve"))
     search = SearchEnvironment(tasks, server, "Search.", exact_match)
     assert search.parallel_responses == RemoteRetriever.parallel_searches
+    assert OwnSearch(tasks, server, "Search.", exact_match).parallel_responses == 0
     assert ToolEnvironment([look], tasks).parallel_responses == CONCURRENCY
     assert ToolEnvironment([look], tasks, seconds=math.inf).parallel_responses == 0
 
 
-def test_a_failure_ends_all_episodes_with_its_error() -> None:
+@pytest.mark.parametrize(
+    ("raised", "expected", "said"),
+    [
+        (ConfigError("down"), ConfigError, "^down$"),
+        # These two a future does not take, or the event loop does not survive.
+        (StopIteration("nothing left"), EngineError, "raised StopIteration: nothing left"),
+        (SystemExit(3), EngineError, "raised SystemExit: 3"),
+    ],
+)
+def test_a_failure_ends_all_episodes_with_its_error(
+    raised: BaseException, expected: type[Exception], said: str
+) -> None:
     class Broken(Letters):
         def respond(self, actions: Sequence[Action]) -> list[Response]:
             if len(self.batches) == 3:
-                raise ConfigError("down")
+                raise raised
             return super().respond(actions)
 
     session = Apart()
-    with pytest.raises(ConfigError, match="down"):
+    with pytest.raises(expected, match=said):
         run(session, Broken(2))
     calls = session.calls
     time.sleep(0.05)
@@ -200,11 +216,6 @@ def within(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, 10))
 
 
-async def gathered(together: Together, items: Sequence[int]) -> list[Any]:
-    asked = [asyncio.create_task(together(item)) for item in items]
-    return await asyncio.gather(*asked, return_exceptions=True)
-
-
 def test_two_functions_of_one_thread_never_run_at_a_time() -> None:
     running = threading.Lock()
 
@@ -221,35 +232,3 @@ def test_two_functions_of_one_thread_never_run_at_a_time() -> None:
         return [await asyncio.gather(one(n), other(n)) for n in range(20)]
 
     assert within(run()) == [[2 * n, 2 * n] for n in range(20)]
-
-
-@pytest.mark.parametrize(
-    ("raised", "expected"),
-    [
-        (ConfigError("no key"), ConfigError),
-        (KeyError("x"), KeyError),
-        # These two a future does not take, or the event loop does not survive.
-        (StopIteration("nothing left"), EngineError),
-        (SystemExit(3), EngineError),
-    ],
-)
-def test_an_error_reaches_every_waiter_and_the_next_call_is_made(
-    raised: BaseException, expected: type[Exception]
-) -> None:
-    failing = True
-
-    def function(items: Sequence[int]) -> Sequence[int]:
-        if failing:
-            raise raised
-        return items
-
-    async def run() -> tuple[list[Any], list[Any]]:
-        nonlocal failing
-        together = Together(function)
-        first = await gathered(together, range(3))
-        failing = False
-        return first, await gathered(together, range(3))
-
-    first, second = within(run())
-    assert [type(error) for error in first] == [expected] * 3
-    assert second == [0, 1, 2]

@@ -153,10 +153,8 @@ def test_what_policy_and_environment_are_told() -> None:
     [
         (["end answer"], Limits(), StopReason.ANSWERED),
         (["say a", "end answer"], Limits(turns=2), StopReason.ANSWERED),
-        (["end finish"], Limits(), StopReason.ANSWERED),
         (["say a", "say b"], Limits(turns=2), StopReason.TURN_LIMIT),
         (["say a", "end invalid"], Limits(turns=2), StopReason.TURN_LIMIT),
-        (["say a", "end finish"], Limits(turns=2), StopReason.ANSWERED),
         # 9 tokens of room beside the closing EOS: own tokens fill it, or an observation does.
         (["say 45678 and more"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
         (["say 4567"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),

@@ -7,14 +7,7 @@ import pytest
 
 from cotune.environments.tools import ToolEnvironment
 from cotune.rollout.episode import Episode
-from cotune.types import (
-    Limits,
-    Prompt,
-    Response,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from cotune.types import Limits, Prompt, Response, StopReason, Task, Trajectory
 from tests import scripted
 from tests.helpers import add, tool_call, under
 from tests.scripted import CharacterCodec, Reply, shown

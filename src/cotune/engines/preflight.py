@@ -30,6 +30,7 @@ from cotune.llm.own import OwnLLMOptions, import_llm
 from cotune.policy.policy_files import (
     PolicyConfig,
     cached_folder,
+    damaged_weights,
     missing_parts,
     only_local,
     policy_path,
@@ -303,6 +304,8 @@ def policy(options: PolicyConfig) -> str:
         raise ConfigError(
             f"policy.path: cannot load {name!r}: it has no {lacks}; complete the folder"
         )
+    if damage := damaged_weights(folder):
+        raise ConfigError(f"policy.path: cannot load {name!r}: {damage}; copy or download it again")
     return f"policy: {name}, {size(weights_size(folder))} of weights"
 
 

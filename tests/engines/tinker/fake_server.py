@@ -5,6 +5,7 @@ or `load_state`, which work on some servers alone.
 """
 
 import copy
+import functools
 import io
 import json
 import tarfile
@@ -20,7 +21,7 @@ import httpx
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 KEY = "tml-a-key-that-nobody-sees"
 
@@ -318,15 +319,9 @@ class FakeSampling:
         return any(end in text for end in stop)
 
 
-_TOKENIZERS: dict[str, Any] = {}
-
-
+@functools.cache
 def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    if folder not in _TOKENIZERS:
-        _TOKENIZERS[folder] = AutoTokenizer.from_pretrained(folder)
-    return _TOKENIZERS[folder]
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def _output(logprobs: torch.Tensor) -> dict[str, Any]:

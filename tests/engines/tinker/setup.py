@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.tinker.server_policy import Adapter
 from cotune.engines.tinker.service import Service, TinkerArguments
@@ -37,16 +38,14 @@ def run_file(output: Path, policy: str, changes: dict[str, Any] | None = None) -
     return tiny(output, changes)
 
 
-def adapter_of(server: FakeServer, rank: int = 4, seed: int = 3) -> Adapter:
+def adapter_of(server: FakeServer) -> Adapter:
     """A new adapter on a server that is installed."""
     service = Service(TinkerArguments(base_url="http://server"), server.model)
-    return Adapter(service, rank, seed)
+    return Adapter(service, 4, seed=3)
 
 
 def preflight(raw: dict[str, Any]) -> Preflight:
     """The preflight of a run file."""
-    from cotune.config.run_file import parse_config
-
     return Preflight(parse_config(raw, "run.yaml"))
 
 

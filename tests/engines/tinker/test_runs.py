@@ -36,15 +36,7 @@ from cotune.run.checkpoints import complete_checkpoints
 from cotune.run.json_files import run_locked
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
-from tests.engines.tinker.setup import (
-    FST,
-    INSPO,
-    P2O,
-    TRAINING,
-    letters,
-    lines,
-    preflight,
-)
+from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight
 from tests.helpers import raises_line
 from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import write
@@ -240,14 +232,7 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
         adapter.export("best-1", tmp_path / "best", "base")
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        P2O,
-        FST,
-        {**INSPO, "groups": "mixed", "target": "initial"},
-    ],
-)
+@pytest.mark.parametrize("strategy", [P2O, FST, {**INSPO, "groups": "mixed", "target": "initial"}])
 def test_methods(
     strategy: dict[str, Any], policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,10 +169,8 @@ def probed(server: FakeServer) -> ServerFacts:
     ("quirks", "reduction"),
     [
         ({"reduction": "sum"}, "sum"),
-        (
-            {"reduction": "mean", "names_modules": False, "bare_names": True},
-            "mean",
-        ),  # SkyRL's jax server
+        # SkyRL's jax server
+        ({"reduction": "mean", "names_modules": False, "bare_names": True}, "mean"),
         ({"metrics": "sum"}, "sum"),
         ({"futures": True}, "sum"),  # newer versions of the SDK
     ],

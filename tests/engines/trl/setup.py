@@ -35,14 +35,14 @@ HINT = "fade fade"
 
 
 class Counting(StaticStrategy):
-    """Has a state: the rewards it observed, by task. Samples under a hint if it is given one.
+    """Has a state: the rewards it observed, by task.
 
     Its instruction grows with the rewards seen, so that what is sampled depends on the state.
     """
 
-    def __init__(self, instruction: str = "abc de. ", hint: str = "") -> None:
+    def __init__(self, instruction: str = "abc de. ") -> None:
         super().__init__(instruction)
-        self._instruction, self._hint = instruction, hint
+        self._instruction = instruction
         self.total, self.batches = 0.0, 0
 
     @property
@@ -58,9 +58,8 @@ class Counting(StaticStrategy):
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         now = self._now
-        seen = Prompt(now.instruction, self._hint)
         return [
-            Assignment(task, seen, now, f"i{self.batches}", group)
+            Assignment(task, now, now, f"i{self.batches}", group)
             for group, task in enumerate(tasks)
             for _ in range(group_size)
         ]

@@ -28,12 +28,7 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from cotune.engines.trl.policy_update import (
-    PolicyUpdate,
-    by_prompt,
-    completion_logits,
-    score_completions,
-)
+from cotune.engines.trl.policy_update import PolicyUpdate, completion_logits, score_completions
 from cotune.methods.static import StaticStrategy
 from cotune.policy.policy_files import policy_path
 from cotune.policy.sampling import can_share
@@ -184,35 +179,16 @@ def test_a_prompt_that_rollouts_share_is_fed_once(
 
     monkeypatch.setattr(Qwen2Model, "forward", spy)
     rewards = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    batch = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
-    gradients(PolicyUpdate, tokenizer, tmp_path / "shared", rewards, **batch)
-    # Three prompts of at most nine tokens, of which the last goes with the completion of up to thirty.
-    assert fed == [(3, 8), (6, 30)]
+    # By this seed's shuffle each half of the batch has all three prompts before its rows are sorted.
+    gradients(PolicyUpdate, tokenizer, tmp_path / "shared", rewards, seed=4)
+    # Two prompts of at most nine tokens, whose last goes with the completions.
+    assert [count for count, _ in fed] == [2, 3] * 2
+    assert max(width for _, width in fed[::2]) == 8
+    assert max(width for _, width in fed[1::2]) == 30
     fed.clear()
-    gradients(
-        PolicyUpdate, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True, **batch
-    )
-    assert set(fed) == {(6, 39)}
-
-
-def test_by_prompt_by_hand() -> None:
-    batches = [
-        {
-            "prompt_ids": torch.tensor([[0, 5], [6, 7]]),
-            "advantages": torch.tensor([1.0, 2.0]),
-            "num_items_in_batch": torch.tensor(9),
-        },
-        {
-            "prompt_ids": torch.tensor([[6, 7], [0, 5]]),
-            "advantages": torch.tensor([3.0, 4.0]),
-            "num_items_in_batch": torch.tensor(9),
-        },
-    ]
-    first, second = by_prompt(batches)
-    assert first["prompt_ids"].tolist() == [[0, 5], [0, 5]]
-    assert first["advantages"].tolist() == [1.0, 4.0]
-    assert second["advantages"].tolist() == [2.0, 3.0]
-    assert int(first["num_items_in_batch"]) == int(second["num_items_in_batch"]) == 9
+    gradients(PolicyUpdate, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True)
+    assert [count for count, _ in fed] == [3, 3]
+    assert max(width for _, width in fed) == 39
 
 
 # ---- a prompt that is fed once scores its completions, and trains the policy, as one fed with each

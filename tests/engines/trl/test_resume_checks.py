@@ -18,11 +18,7 @@ from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.trl_joint import ResumedRate
 from cotune.errors import ConfigError
 from cotune.protocols import State
-from cotune.run.checkpoints import (
-    complete_checkpoints,
-    load_state,
-    save_state,
-)
+from cotune.run.checkpoints import complete_checkpoints, load_state, save_state
 from cotune.run.run_dir import RunDir
 from cotune.types import Task
 from tests.engines.trl.setup import Run, start

@@ -107,7 +107,6 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
     ("given", "expected"),
     [
         ({"method": cotune.INSPO(instruction="Answer.")}, "instruction names no <search>"),
-        ({"method": cotune.Static(instruction="<search> </search> <answer>")}, "no </answer>"),
         ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
         ({"reward_funcs": 3}, "rewards: int is no function; expected a function or"),
         ({"limits": replace(LIMITS, prompt_tokens=480)}, r"480 \+ 640 = 1120, but the policy's context holds 1024"),

@@ -17,14 +17,7 @@ import cotune
 from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError
 from cotune.run.checkpoints import load_state
-from tests.engines.trl.script_runs import (
-    METHODS,
-    STEPS,
-    Even,
-    ScriptTraining,
-    begin,
-    figures,
-)
+from tests.engines.trl.script_runs import METHODS, STEPS, Even, ScriptTraining, begin, figures
 from tests.policy.tiny import Letters, tiny_tokenizer
 
 SAVING = {"save_strategy": "steps", "save_steps": 2}

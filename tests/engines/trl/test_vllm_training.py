@@ -14,12 +14,7 @@ from cotune.errors import ConfigError, EngineError
 from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine
 from tests.engines.trl.setup import HINT, HintedRows, Run, scored
-from tests.engines.trl.vllm_setup import (
-    assert_synced,
-    cached,
-    same_rollouts,
-    vllm_run,
-)
+from tests.engines.trl.vllm_setup import assert_synced, cached, same_rollouts, vllm_run
 from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
 
 WANTED = {
@@ -202,18 +197,6 @@ def test_vllm_computes_in_the_trainers_type_or_says_why_it_does_not_start(
         "vllm_… in training.engine_args or GRPOConfig)"
     )
     assert vllm_generation.LLM is started  # type: ignore[attr-defined]
-
-
-def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
-    # TRL seeds the vLLM of every run alike.
-    def drawn(folder: str, seed: int) -> list[tuple[int, ...]]:
-        run = vllm_run(tmp_path / folder, seed=seed, max_steps=1, limits=Limits(1, 8, 6, 40))
-        run.trainer.train()
-        return [t.completion_ids for batch in run.trajectories for t in batch]
-
-    first = drawn("first", 3)
-    assert drawn("again", 3) == first
-    assert drawn("other", 4) != first
 
 
 def test_a_server_that_does_not_answer_is_named_in_a_line(

@@ -35,8 +35,8 @@ def vllm_run(folder: Path, mode: str = "colocate", *given: Any, **changes: Any) 
     return start(folder, *given, use_vllm=True, vllm_mode=mode, **changes)
 
 
-def sampler(run: Run, context_tokens: int | None = 512) -> VLLMSampler:
-    return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), context_tokens)
+def sampler(run: Run) -> VLLMSampler:
+    return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), 512)
 
 
 def cached(run: Run) -> CachedSampler:

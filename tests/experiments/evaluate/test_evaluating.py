@@ -14,10 +14,7 @@ from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.single_turn import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluation import figures_of
-from cotune.experiments.evaluate.questions import (
-    EvaluationOptions,
-    question_sets,
-)
+from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, short
@@ -158,21 +155,6 @@ def test_words_in_a_box_are_compared_as_words(
     assert titles == ["mean reward", "exact match", "F1"]
 
 
-def test_tables(small: RunConfig, run_command: Command) -> None:
-    ended = run_command("evaluate", small.output, "--samples", 2, "--limit", 3)
-    lines = [line.strip() for line in ended.out.splitlines()]
-    assert lines[:3] == [
-        "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"
-    ]  # fmt: skip
-    lines = lines[lines.index("On the test split") :]
-    first = [line.partition(" │")[0].strip() for line in lines[3:-1]]
-    strata = ["· 1 hop (1)", "· 2 hops (1)", "· 3 hops (1)"]
-    assert first == ["exact match", "greedy", *strata, "avg@2", *strata, "pass@2"]
-    assert lines[-1] == (
-        "3 questions; 95 % intervals over questions; sampled: 2 per question, temperature 1.0"
-    )
-
-
 def test_an_unfinished_run_is_told(tmp_path: Path, run_command: Command) -> None:
     config = finished(tmp_path / "run", short(), BETTER)
     (tmp_path / "run" / "summary.json").unlink()
@@ -183,7 +165,6 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "benchmark": (["--benchmark", "squad"], "--benchmark is 'squad'; expected NAME or NAME=PATH"),
     "no file": (["--benchmark", "nq=gone.parquet"], "--benchmark nq: no file gone.parquet"),
     "since": (["--since", "runs/a"], "--since was given without --quadrants; remove it, or add"),
-    "set": (["--set", "limits.turnz=2"], "with --set: limits.turnz: unknown field"),
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """What the console shows of rollouts."""
 
+from typing import Any
+
 from cotune.experiments.evaluate.rollout_text import (
     INSTRUCTION,
     OBSERVED,
@@ -8,6 +10,7 @@ from cotune.experiments.evaluate.rollout_text import (
     rollout_text,
 )
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.helpers import make_trajectory
 from tests.scripted import CharacterCodec
 
 TASK = Task("t", "q?", ("42",))
@@ -15,21 +18,15 @@ PROMPT = Prompt("Do. (or not)")
 
 
 def trajectory(text: str, mask: str, prompt: str = "?", **fields: object) -> Trajectory:
-    ids = tuple(ord(c) for c in text)
-    values = {
+    values: dict[str, Any] = {
+        "reward": 0.0,
         "turns": (Turn("ab", "XY"), Turn("c", error="out of turns")),
         "stop": StopReason.TURN_LIMIT,
-        **fields,
+        "sampled_prompt_ids": tuple(map(ord, prompt)),
+        "completion_ids": tuple(map(ord, text)),
+        "mask": tuple(map(int, mask)),
     }
-    return Trajectory(
-        Assignment(TASK, PROMPT, PROMPT, "i0", 0),
-        sampled_prompt_ids=tuple(ord(c) for c in prompt),
-        prompt_ids=(1,),
-        completion_ids=ids,
-        mask=tuple(int(c) for c in mask),
-        logprobs=(0.0,) * len(ids),
-        **values,  # type: ignore[arg-type]
-    )
+    return make_trajectory(Assignment(TASK, PROMPT, PROMPT, "i0", 0), **{**values, **fields})
 
 
 def test_a_rollout_is_labelled_and_coloured_by_who_trains_on_its_tokens() -> None:

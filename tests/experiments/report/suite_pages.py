@@ -14,14 +14,7 @@ COSTS: dict[str, float] = {
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
-def stage(
-    path: Path,
-    steps: int,
-    scores: tuple[float, float],
-    *,
-    verify: bool = False,
-    instruction: str = PLAIN,
-) -> Record:
+def stage(path: Path, steps: int, scores: tuple[float, float], *, verify: bool = False) -> Record:
     """A run folder of `steps` steps whose reward goes from the first to the second of `scores`.
 
     Each step pays for 96 training rollouts, every eighth for 48 verifications, too, every fourth is validated.
@@ -36,7 +29,7 @@ def stage(
         run.metrics(step, {"reward_mean": scores[0] + (scores[1] - scores[0]) * step / steps})
         if step % 4 == 0:
             run.count("evaluate", 30, 500)
-    run.write_summary({"name": path.name, "arms": {}, "best_instruction": instruction})
+    run.write_summary({"name": path.name, "arms": {}, "best_instruction": PLAIN})
     run.report_path.write_text("<!DOCTYPE html><title>run</title>", encoding="utf-8")
     return run
 
@@ -100,13 +93,7 @@ def build_suite(folder: Path) -> dict[str, Any]:
                 stage(folder / path, steps, scores, verify=verify)
                 runs.setdefault(name, {}).setdefault(seed, []).append(path)
     return summary(
-        method(
-            "direct",
-            "prompt",
-            0.1,
-            label="Direct",
-            costs=COSTS | {"rollouts": 0},
-        ),
+        method("direct", "prompt", 0.1, label="Direct", costs=COSTS | {"rollouts": 0}),
         method("search-r1", "trained", 0.33, label="Search-R1", runs=runs["search-r1"]),
         method(
             "prompt-first", "staged", 0.97, label="Prompt, then GRPO", runs=runs["prompt-first"]

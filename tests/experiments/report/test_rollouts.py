@@ -1,13 +1,11 @@
 """Groups side by side and turns by author, from stored rollouts."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cotune.experiments.report.run_report import MOST_COLUMNS, MOST_TURNS, some_groups, write_report
-from cotune.run.json_files import Row
 from cotune.run.record import Record
 from cotune.types import Turn
 from tests.experiments.report.pages import check, rollout
@@ -91,21 +89,3 @@ def test_what_went_wrong_in_a_turn_is_said(run: Record) -> None:
     assert "turn 1 · invalid empty query" in words
     assert words.count("Feedback: brief: Too long.") == 1
     assert words.count("Feedback brief: Too long.") == 1
-
-
-def test_a_page_stays_small(run: Record) -> None:
-    """Long rollouts, many steps: below 3 MB."""
-    turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
-    rollouts = [
-        rollout(float(i % 2), turns, group=g) for g in range(6) for i in range(MOST_COLUMNS)
-    ]
-    for step, purpose in ((1, "train"), (5, "train"), (10, "train"), (10, "evaluate_after")):
-        run.rollouts(step, purpose, rollouts)
-    rows: list[Row] = [
-        {"time": 1.0, "attempt": 1, "step": s, "reward_mean": s * 7919 % 997 / 997}
-        for s in range(1, 5001)
-    ]
-    run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = write_report(run.path)
-    assert path.stat().st_size < 3_000_000
-    check(path)

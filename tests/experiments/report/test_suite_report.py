@@ -9,13 +9,7 @@ from cotune.experiments.compare.results import SuiteMethod, SuiteSummary
 from cotune.experiments.report.charts import Point
 from cotune.experiments.report.suite_report import read_curves, write_suite_report
 from tests.experiments.report.pages import check, rows_of
-from tests.experiments.report.suite_pages import (
-    build_suite,
-    method,
-    spread,
-    stage,
-    summary,
-)
+from tests.experiments.report.suite_pages import build_suite, method, spread, stage, summary
 
 
 class Page:

@@ -258,10 +258,6 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     }  # fmt: skip
     assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}
     assert events.of("notice")[-1]["text"] == "population of 2 instead of 3 instructions"
-    # The newcomer leads by its start weight, but the best is one that was observed.
-    assert made.best_instruction_id() == born["parent"]
-    assert made.choice().rollouts > 0
-    assert made.population.top(1)[0].id == made.best_instruction_id()
 
 
 def test_no_round_of_verification_begins_that_the_budget_cannot_pay():

@@ -12,15 +12,7 @@ from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.inspo.population import Population
 from cotune.methods.inspo.trial import TRIAL_ERROR, Contestant, Trial, evidence
 from cotune.methods.method import Context, RunShape
-from cotune.types import (
-    Assignment,
-    Instruction,
-    Progress,
-    Prompt,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from cotune.types import Assignment, Instruction, Progress, Prompt, StopReason, Task, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,

@@ -117,7 +117,6 @@ ONE_OF_SIX = [1, 0, 0, 0, 0, 0]
 @pytest.mark.parametrize(
     ("groups", "errors", "hard"),
     [
-        ([[0] * 6], 0, True),
         ([ONE_OF_SIX], 0, True),
         ([[0, 1, 1, 0, 0, 0]], 0, False),
         ([[0.5, 0.5, 0.4, 0, 0, 0]], 0, False),
@@ -212,13 +211,12 @@ def test_a_question_is_hard_below_a_count_of_successes(below: int, hard: set[int
     assert run.strategy.state_dict()["hard"]["hard"] == sorted(expected)
 
 
-@pytest.mark.parametrize(("option", "count"), [("all", 4), ("half", 2)])
-def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
-    run = Run(hinted_per_group=option)
+def test_half_of_a_group_may_see_a_hint():
+    run = Run(hinted_per_group="half")
     run.batch(0)
     assignments = run.batch(1)
     got = hints(assignments)
-    assert {sum(map(bool, got[t.id])) for t in HARD} == {count}
+    assert {sum(map(bool, got[t.id])) for t in HARD} == {2}
     assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
     assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
 
@@ -252,26 +250,6 @@ def test_a_question_in_half_hinted_groups_is_judged_on_plain_rollouts(
     last = run.events.of("hard_samples")[-1]
     assert (last["graduated"], last["solved_by_hint"]) == (graduated, solved_by_hint)
     assert hinted_ids(third) == (set() if graduated else {t.id for t in HARD})
-
-
-def test_questions_are_known_by_their_id_not_by_their_place():
-    def succeeds(a: Assignment, k: int) -> bool:
-        return a.task in EASY or a.task.stratum == "unit"
-
-    orders = [TASKS, TASKS[::-1], [*TASKS[13:], *TASKS[:13]]]
-    runs = [Run() for _ in orders]
-    for run, order in zip(runs, orders, strict=True):
-        run.batch(0, succeeds, order[:7])
-        run.batch(0, succeeds, order[7:])
-    one, *others = (
-        hints(run.batch(1, tasks=order)) for run, order in zip(runs, orders, strict=True)
-    )
-    hard = {t.id for t in HARD if t.stratum == "sum"}
-    assert {i for i, own in one.items() if any(own)} < hard  # some hints were derived from the rest
-    assert {*runs[0].strategy.state_dict()["hard"]["hard"]} == hard
-    assert others == [one, one]
-    # Nor do its hints depend on the step of the epoch in which its turn comes.
-    assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
 
 
 # ---- options
@@ -417,6 +395,9 @@ def test_draws_are_keyed_by_the_seed_and_the_epoch():
     first = hints(one.batch(1))
     assert first == hints(same.batch(1))
     assert first != hints(other.batch(1))
+    # Neither the order of the questions nor the step of the epoch has a say.
+    few = TASKS[8:4:-1]
+    assert hints(same.batch(1, tasks=few)) == {t.id: first[t.id] for t in few}
     # The same hints and the same hard questions, but another epoch.
     one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
     assert hints(one.batch(7)) != first
