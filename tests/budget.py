@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 31_967,
+    "lines of src": 29_670,
     "lines of lab": 7_000,
-    "lines of tests": 36_738,
+    "lines of tests": 31_953,
     "words of docs": 30_000,
     "option fields": 179,
 }
