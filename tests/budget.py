@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     "lines of src": 29_670,
     "lines of lab": 7_000,
-    "lines of tests": 31_953,
+    "lines of tests": 31_965,
     "words of docs": 30_000,
     "option fields": 179,
 }

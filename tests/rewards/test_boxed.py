@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -232,14 +231,27 @@ def test_a_worker_is_kept_and_replaced(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("stand_in")
+class Interrupted(BaseException):
+    """Raised at a signal, as KeyboardInterrupt is."""
+
+
 def test_an_interrupt_leaves_no_stale_reply():
-    own = BoxedReward(30.0)
-    assert own("1/2", ["0.5"]) == 1.0
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        # Takes half a second; its reply would be taken for that to the next question.
-        own("+".join("1" * 400), ["400"])
-    assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    # Not SIGINT, which a run in the background may ignore.
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        own = BoxedReward(30.0)
+        assert own("1/2", ["0.5"]) == 1.0
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted):
+            # Takes half a second; its reply would be taken for that to the next question.
+            own("+".join("1" * 400), ["400"])
+        assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def gone(pid: int, seconds: float) -> bool:
