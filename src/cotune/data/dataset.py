@@ -136,7 +136,7 @@ def tasks_from(
     roles = get_args(Column)
     if unknown := [role for role in columns or {} if role not in roles]:
         raise ConfigError(
-            f"dataset.columns: {unknown[0]!r} is no role of a column; expected one of {', '.join(roles)}"
+            f"dataset.columns: {unknown[0]!r} is not the role of a column; expected one of {', '.join(roles)}"
         )
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:

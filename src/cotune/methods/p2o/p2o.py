@@ -251,12 +251,13 @@ class P2O(StaticStrategy):
             )
             return kept
         rollouts = options.evaluations(dev_count(len(hard), options.dev_size))
-        left = evolution.progress.rollouts_left
+        rollouts_left = evolution.progress.rollouts_left
         # One batch is set aside: hints evolved after the last batch would never be used.
-        if left is not None and rollouts > left - self._batch:
+        if rollouts_left is not None and rollouts > rollouts_left - self._batch:
+            affordable = max(0, rollouts_left - self._batch)
             evolution.record(
                 "notice",
-                text=f"a phase of {rollouts} evaluations is more than the {max(0, left - self._batch)} that "
+                text=f"a phase of {rollouts} evaluations is more than the {affordable} that "
                 "rollout_budget leaves for one: no hints are evolved",
             )
             return before
