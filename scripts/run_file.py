@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from cotune.config.run_file import RunConfig
 from cotune.experiments.compare.suite_file import SuiteConfig
+from cotune.utils.validation import ByKind
 
 _NAMES = {
     str: "text",
@@ -192,9 +193,12 @@ def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
 
 
 def _bare(annotation: Any) -> Any:
-    """Return the type without its metadata."""
+    """Return the type without its metadata; of a section with kinds the union of their classes."""
     while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+        annotation, *notes = get_args(annotation)
+        for note in notes:
+            if isinstance(note, ByKind):
+                annotation = Union[tuple(note.classes())]  # noqa: UP007
     return annotation
 
 

@@ -83,6 +83,16 @@ def test_commands_that_train_nothing_load_no_engine(
     assert not top_level(loaded[statement]) & (HEAVY - {"pydantic"})
 
 
+def test_a_run_file_loads_what_it_names() -> None:
+    fields = "output=out", "strategy.kind=inspo", "environment=my.py:World", "llm=my.py:LLM"
+    statement = f"from cotune.config import run_file as r; r.parse_config(r.with_overrides({{}}, {fields}), '')"
+    words = [sys.executable, "-m", "tests.loaded", statement]
+    (modules,) = parsed(subprocess.run(words, capture_output=True, text=True, cwd=ROOT))
+    assert "cotune.methods.inspo.inspo" in modules
+    others = {"methods.p2o.p2o", "methods.fst", "environments.search", "worlds.ladder"}
+    assert not {f"cotune.{name}" for name in others} & modules
+
+
 def test_a_plan_loads_no_client_of_an_endpoint(tmp_path: Path) -> None:
     """It shows a prompt in tokens, and checks the trainer's arguments: the rest is needed."""
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))

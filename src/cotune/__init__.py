@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     __version__: str
     from cotune.cli.train import resume as resume
     from cotune.cli.train import train as train
-    from cotune.config.joint_method import FST as FST
-    from cotune.config.joint_method import GEPA as GEPA
-    from cotune.config.joint_method import INSPO as INSPO
-    from cotune.config.joint_method import P2O as P2O
+    from cotune.config.evolving_methods import FST as FST
+    from cotune.config.evolving_methods import GEPA as GEPA
+    from cotune.config.evolving_methods import INSPO as INSPO
+    from cotune.config.evolving_methods import P2O as P2O
     from cotune.config.joint_method import OtherMethod as OtherMethod
     from cotune.config.joint_method import Static as Static
     from cotune.data.dataset import DatasetConfig as DatasetConfig
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 # Loaded on first use, so that importing cotune costs only what is used.
 _NAMES = {
     "cli.train": "resume train",
-    "config.joint_method": "FST GEPA INSPO OtherMethod P2O Static",
+    "config.evolving_methods": "FST GEPA INSPO P2O",
+    "config.joint_method": "OtherMethod Static",
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",
     "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",

@@ -1,20 +1,11 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cotune.config.overrides import with_overrides
 from cotune.data.dataset import DatasetConfig
@@ -31,10 +22,10 @@ from cotune.policy.policy_files import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune.utils.importing import import_from, registered
+from cotune.utils.importing import import_from
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets, printable
-from cotune.utils.validation import Model, TextOrFields, describe
+from cotune.utils.validation import ByKind, Model, TextOrFields, describe
 
 if TYPE_CHECKING:
     EngineName = str
@@ -179,47 +170,22 @@ class LoggingConfig(Model):
     """Trackers that receive the metrics and the evaluations. TensorBoard's files are in the run folder."""
 
 
-def _union(classes: Sequence[type]) -> Any:
-    """Return a union of options classes, discriminated by `kind`."""
-    return Annotated[Union[tuple(classes)], Field(discriminator="kind")]  # noqa: UP007
-
-
-def _section(
-    built_in: Mapping[str, type[Any]], group: str, options_of: Callable[[str], type[Any]]
-) -> Any:
-    """Return the type of a section whose kinds are cotune's own or, by the entry points of a group, of packages."""
-    classes = tuple(built_in.values())
-
-    def validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        mapping = isinstance(value, Mapping)
-        fields = cast("Mapping[str, Any]", value)
-        kind = fields.get("kind") if mapping else getattr(fields, "kind", None)
-        if not isinstance(kind, str) or kind in built_in or kind not in registered(group):
-            return handler(value)
-        return TypeAdapter[Any](_union([*classes, options_of(kind)])).validate_python(value)
-
-    return Annotated[SerializeAsAny[_union(classes)], WrapValidator(validated)]
-
-
 if TYPE_CHECKING:
     from cotune.methods.method import MethodOptions as StrategyConfig
 
     EnvironmentOptions = Any
+    LLMConfig = RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions
 else:
-    StrategyConfig = _section(
-        {kind: method.options for kind, method in methods.BUILT_IN.items()},
-        methods.GROUP,
-        lambda kind: method_of(kind).options,
-    )
-    EnvironmentOptions = _section(
-        {kind: kind_of(kind).options for kind in environments.BUILT_IN},
-        environments.GROUP,
-        lambda kind: kind_of(kind).options,
-    )
-LLMConfig = Annotated[
-    RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions,
-    Field(discriminator="kind"),
-]
+    _LLMS = {
+        "rules": RulesConfig, "openai": OpenAIOptions, "bank": BankOptions, "python": OwnLLMOptions,
+    }  # fmt: skip
+    StrategyConfig = Annotated[
+        Any, ByKind(methods.BUILT_IN, lambda kind: method_of(kind).options, methods.GROUP)
+    ]
+    EnvironmentOptions = Annotated[
+        Any, ByKind(environments.BUILT_IN, lambda kind: kind_of(kind).options, environments.GROUP)
+    ]
+    LLMConfig = Annotated[Any, ByKind(_LLMS, _LLMS.__getitem__)]
 
 
 class RunConfig(Model):

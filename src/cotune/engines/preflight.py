@@ -23,7 +23,6 @@ from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS
 from cotune.data.splits import warn
 from cotune.engines.engine import engine_of
-from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm.client import OpenAIOptions, make_first_call
 from cotune.llm.own import OwnLLMOptions, import_llm
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
 
     from cotune.policy.codec import HFCodec
 
-_EXTRAS = [kind_of(kind).extra for kind in BUILT_IN if kind_of(kind).extra]
-OPTIONAL = ("peft", "vllm", *_EXTRAS, "wandb", "trackio", "tensorboard")
+OPTIONAL = ("peft", "vllm", "verifiers", "wandb", "trackio", "tensorboard")
 """Packages that some run files need."""
 
 

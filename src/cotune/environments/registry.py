@@ -78,8 +78,6 @@ def kind_of(kind: str) -> EnvironmentKind:
     Raises:
         ConfigError: no such kind, or its package cannot be loaded.
     """
-    if kind in BUILT_IN:
-        return import_object(BUILT_IN[kind], "environment.kind")
     return load_kind(GROUP, kind, "environment.kind", BUILT_IN)
 
 

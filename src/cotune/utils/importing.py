@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -87,11 +87,13 @@ def kinds_with(group: str, built_in: Iterable[str]) -> list[str]:
     return own_kinds + sorted(registered(group).keys() - set(own_kinds))
 
 
-def load_kind(group: str, kind: str, field: str, built_in: Iterable[str]) -> Any:
-    """Return the entry that a package registered under a kind, the value of a field of the run file.
+def load_kind(group: str, kind: str, field: str, built_in: Mapping[str, str]) -> Any:
+    """Return the object that cotune's own kinds name, or a package registered under a kind; `field` has the kind.
 
-    Raises ConfigError: no such kind beside the built-in ones, or its package cannot be imported.
+    Raises ConfigError: no such kind, or its package cannot be imported.
     """
+    if kind in built_in:
+        return import_object(built_in[kind], field)
     if kind not in registered(group):
         kinds = ", ".join(map(repr, kinds_with(group, built_in)))
         raise ConfigError(f"{field}: {kind!r} is unknown; expected one of {kinds}")

@@ -2,12 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Iterator
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from typing import Any, cast, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticKnownError, core_schema
 
+from cotune.utils.importing import kinds_with
 from cotune.utils.text import did_you_mean, hide_secrets, shorten
 
 Path = tuple[str, ...]
@@ -40,6 +43,49 @@ class TextOrFields(Model):
         return {next(iter(cls.model_fields)): value} if alone else value
 
 
+# Types are hashed, and a mapping in it has no hash: by identity.
+@dataclass(frozen=True, eq=False)
+class ByKind:
+    """Marks a section whose options class its `kind` names: `Annotated[Any, ByKind(…)]`.
+
+    A class is loaded when it is named.
+
+    Attributes:
+        built_in: cotune's own kinds.
+        options_of: returns the options class of a kind; ConfigError: its package cannot be loaded.
+        group: the entry points by which packages add kinds; "" is none.
+    """
+
+    built_in: Iterable[str]
+    options_of: Callable[[str], type[Any]]
+    group: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self._read, core_schema.any_schema())
+
+    def _read(self, value: Any) -> Any:
+        is_mapping = isinstance(value, Mapping)
+        fields = cast("Mapping[str, Any]", value)
+        kind = fields.get("kind") if is_mapping else getattr(value, "kind", None)
+        if kind is None:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": "kind"})
+        kinds = kinds_with(self.group, self.built_in)
+        if kind not in kinds:
+            expected = ", ".join(map(repr, kinds))
+            tags = {"discriminator": "kind", "tag": str(kind), "expected_tags": expected}
+            raise PydanticKnownError("union_tag_invalid", tags)
+        return _adapter(self.options_of(kind)).validate_python(value)
+
+    def classes(self) -> list[type[Any]]:
+        """Return the options classes of cotune's own kinds."""
+        return [self.options_of(kind) for kind in self.built_in]
+
+
+@cache
+def _adapter(options: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(options)
+
+
 def describe(error: ValidationError, model: type[Any]) -> str:
     """Return the first problem as "field: what is wrong", and how many more there are.
 
@@ -54,7 +100,7 @@ def describe(error: ValidationError, model: type[Any]) -> str:
 
 
 def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
-    path = _path_of(problem["loc"], paths)
+    path = tuple(str(part) for part in problem["loc"] if part != "[key]")
     field = ".".join(path)
     kind = problem["type"]
     context = problem.get("ctx", {})
@@ -97,14 +143,6 @@ def _own_message(path: Path, message: str, paths: list[Path]) -> str:
     return f"{section}{'.' if (*path, message.split()[0]) in paths else ': '}{message}"
 
 
-def _path_of(loc: tuple[int | str, ...], paths: list[Path]) -> Path:
-    """Return the field of a problem; after a section with kinds, pydantic names the kind as well."""
-    parts = [str(part) for part in loc if part != "[key]"]
-    if parts and (parts[0], "kind") in paths:
-        del parts[1:2]
-    return tuple(parts)
-
-
 def _suggestion(path: Path, paths: list[Path]) -> str:
     """Return " (did you mean FIELD?)" for a misspelt or misplaced field, if that can be guessed."""
     section = path[:-1]
@@ -117,7 +155,7 @@ def _suggestion(path: Path, paths: list[Path]) -> str:
 
 def _fields(model: Any, section: Path = ()) -> Iterator[Path]:
     """Yield every field of a model or options class, including those of all kinds of a section."""
-    for name, annotation in get_type_hints(model).items():
+    for name, annotation in get_type_hints(model, include_extras=True).items():
         if name.startswith(("_", "model_")):
             continue
         yield (*section, name)
@@ -131,5 +169,6 @@ def _classes(annotation: Any) -> Iterator[type]:
         is_dataclass(annotation) or issubclass(annotation, BaseModel)
     ):
         yield annotation
-    for part in get_args(annotation):
+    parts = annotation.classes() if isinstance(annotation, ByKind) else get_args(annotation)
+    for part in parts:
         yield from _classes(part)
