@@ -204,16 +204,28 @@ def test_adapters_are_merged_before_the_next_task(
 
 
 def test_what_runs_would_train_alike_is_trained_once(
-    run: RunConfig, tmp_path: Path, start: Start, run_command: Command
+    run: RunConfig,
+    tmp_path: Path,
+    start: Start,
+    run_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processes = start(trained)
+    running: list[int] = []
+    run_chains = measure.run_chains
+    monkeypatch.setattr(
+        measure,
+        "run_chains",
+        lambda chains, n, watch: running.append(n) or run_chains(chains, n, watch),
+    )
     other = shutil.copytree(run.output, tmp_path / "other")
     text = (other / "run.yaml").read_text()
     (other / "run.yaml").write_text(text.replace("INSPO, seed 0", "Other, seed 0"))
     task = tmp_path / "next.yaml"
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
     words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
-    assert run_command("measure", *words).status == 0
+    assert run_command("measure", *words, "--at-once", 2).status == 0
+    assert running == [2]
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
     rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}

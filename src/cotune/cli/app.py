@@ -261,6 +261,13 @@ def measure(
             "in which it differs from the run's. Repeated, the tasks follow each other.",
         ),
     ] = None,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Trainings of --then at a time, spread over the GPUs that CUDA_VISIBLE_DEVICES lists.",
+        ),
+    ] = 1,
     split: SomeSplit = "validation",
     limit: Limit = None,
     output: Annotated[
@@ -280,7 +287,7 @@ def measure(
     evaluation = EvaluationOptions(split=split, limit=limit)
     for folder in run_folders:
         check_trusted(folder, trust)
-    measure_(run_folders, _console(), evaluation, reworded, then or (), output)
+    measure_(run_folders, _console(), evaluation, reworded, then or (), output, at_once)
 
 
 @_command(_START, "plan run.yaml --steps 2")

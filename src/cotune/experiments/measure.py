@@ -357,6 +357,7 @@ def measure(
     reworded: str,
     then: Sequence[Path],
     output: Path,
+    at_once: int = 1,
 ) -> None:
     """Measure runs; write measure.json and report.html into `output`, and print the tables.
 
@@ -364,6 +365,7 @@ def measure(
         options: their split and limit apply.
         reworded: a file of instructions, or "lineage" for all that any of the runs had; "" for none.
         then: the files of the tasks that are trained after each run, in order, in folders of `output`.
+        at_once: how many of these trainings run at a time.
 
     Raises:
         ConfigError: before anything is trained or rolled out.
@@ -404,7 +406,7 @@ def measure(
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
         with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
-            run_chains(training, 1, lambda: print_progress(training, printed, console))
+            run_chains(training, at_once, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)
                 values += robustness(run, texts, options) if texts else ()
