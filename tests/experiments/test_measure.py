@@ -203,7 +203,7 @@ def test_adapters_are_merged_before_the_next_task(
     assert Record.open(next_run).read_config()["policy"]["path"] == str(merged)
 
 
-def test_what_runs_would_train_alike_is_trained_once(
+def test_what_runs_share_is_trained_and_scored_once(
     run: RunConfig,
     tmp_path: Path,
     start: Start,
@@ -218,14 +218,26 @@ def test_what_runs_would_train_alike_is_trained_once(
         "run_chains",
         lambda chains, n, watch: running.append(n) or run_chains(chains, n, watch),
     )
+    scored: list[set[str]] = []
+    score = measure.score
+    monkeypatch.setattr(
+        measure,
+        "score",
+        lambda policy, prompts, *others, **named: (
+            scored.append(set(prompts)) or score(policy, prompts, *others, **named)
+        ),
+    )
+    bank = tmp_path / "bank.txt"
+    bank.write_text("Answer.")
     other = shutil.copytree(run.output, tmp_path / "other")
     text = (other / "run.yaml").read_text()
     (other / "run.yaml").write_text(text.replace("INSPO, seed 0", "Other, seed 0"))
     task = tmp_path / "next.yaml"
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
     words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
-    assert run_command("measure", *words, "--at-once", 2).status == 0
+    assert run_command("measure", *words, "--at-once", 2, "--reworded", bank).status == 0
     assert running == [2]
+    assert scored.count({"Answer.", ""}) == 3
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
     rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}
