@@ -94,6 +94,9 @@ def test_an_llm_by_name() -> None:
     ("change", "says"),
     [
         ({"environment": {}}, "environment: expected {kind: …}; got {}"),
+        ({"environment": {"kind": None}}, "environment.kind: 'None' is unknown; expected one of 'ladder', "),
+        ({"llm": {"kind": ["sk-secret"]}}, "llm.kind: expected one of 'rules', 'openai', 'bank', 'python'"),
+        ({"strategy": {"kind": "\ud800"}}, "strategy.kind: '?' is unknown; expected one of 'static', "),
         ({"strategy": "inspo"}, "strategy: expected {kind: …}; got 'inspo'"),
         ({"rewards": [3]}, "rewards.0: expected fields below it; got 3"),
         ({"strategy": None}, "strategy: missing; it has no default"),

@@ -7,6 +7,7 @@ import pytest
 
 from cotune.config.cost import split_sizes
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.preflight import OPTIONAL
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.registry import BUILT_IN, GROUP, PythonOptions, kind_of, python_environment
 from cotune.errors import ConfigError
@@ -94,6 +95,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_kind_has_the_name_that_it_is_listed_under() -> None:
     for name in BUILT_IN:
         assert kind_of(name).kind == name
+        assert kind_of(name).extra in ("", *OPTIONAL)
 
 
 @pytest.mark.usefixtures("echo")

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -211,22 +212,10 @@ def test_what_runs_share_is_trained_and_scored_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processes = start(trained)
-    running: list[int] = []
-    run_chains = measure.run_chains
-    monkeypatch.setattr(
-        measure,
-        "run_chains",
-        lambda chains, n, watch: running.append(n) or run_chains(chains, n, watch),
-    )
-    scored: list[set[str]] = []
-    score = measure.score
-    monkeypatch.setattr(
-        measure,
-        "score",
-        lambda policy, prompts, *others, **named: (
-            scored.append(set(prompts)) or score(policy, prompts, *others, **named)
-        ),
-    )
+    run_chains = Mock(wraps=measure.run_chains)
+    score = Mock(wraps=measure.score)
+    monkeypatch.setattr(measure, "run_chains", run_chains)
+    monkeypatch.setattr(measure, "score", score)
     bank = tmp_path / "bank.txt"
     bank.write_text("Answer.")
     other = shutil.copytree(run.output, tmp_path / "other")
@@ -236,8 +225,8 @@ def test_what_runs_share_is_trained_and_scored_once(
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
     words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
     assert run_command("measure", *words, "--at-once", 2, "--reworded", bank).status == 0
-    assert running == [2]
-    assert scored.count({"Answer.", ""}) == 3
+    assert [call.args[1] for call in run_chains.call_args_list] == [2]
+    assert [set(call.args[1]) for call in score.call_args_list].count({"Answer.", ""}) == 3
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
     rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}

@@ -101,7 +101,7 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
     [
         ({"strategy": {"kind": "bandit", "endnig": "x"}}, r"strategy\.endnig: unknown field"),
         ({"strategy": {"kind": "bandit", "ending": 3}}, r"strategy\.ending: .*string"),
-        ({"strategy": {"kind": "nobody"}}, r"strategy\.kind: 'nobody' is unknown"),
+        ({"strategy": {"kind": "bandti"}}, r"strategy\.kind: 'bandti' is unknown; .* \(did you mean bandit\?\)"),
         ({"training": {"questions_per_step": 1}}, r"questions_per_step is 1; a bandit needs two groups"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The registry of methods: cotune's own and those that installed packages add.
 
 A package adds a method through an entry point in the group `cotune.methods`: its name is the kind,
-its value a `Method` object. cotune's own are named in the same way, so that a method is loaded when it is used.
+its value a `Method` object. cotune's own are named in the same way, so that a method is loaded only when it is used.
 """
 
 from collections.abc import Mapping

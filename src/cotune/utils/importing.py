@@ -88,7 +88,9 @@ def kinds_with(group: str, built_in: Iterable[str]) -> list[str]:
 
 
 def load_kind(group: str, kind: str, field: str, built_in: Mapping[str, str]) -> Any:
-    """Return the object that cotune's own kinds name, or a package registered under a kind; `field` has the kind.
+    """Return the object of a kind: cotune's own, or what a package registered.
+
+    `field` is the run file's field that names the kind.
 
     Raises ConfigError: no such kind, or its package cannot be imported.
     """

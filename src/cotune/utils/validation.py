@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from pydantic_core import PydanticKnownError, core_schema
 
 from cotune.utils.importing import kinds_with
-from cotune.utils.text import did_you_mean, hide_secrets, shorten
+from cotune.utils.text import did_you_mean, encodable, hide_secrets, shorten
 
 Path = tuple[str, ...]
 """A field by the names that lead to it: ("training", "steps")."""
@@ -43,17 +43,17 @@ class TextOrFields(Model):
         return {next(iter(cls.model_fields)): value} if alone else value
 
 
-# Types are hashed, and a mapping in it has no hash: by identity.
+# Hashed by identity: typing hashes the parts of a type, and `built_in` may be a dict.
 @dataclass(frozen=True, eq=False)
 class ByKind:
-    """Marks a section whose options class its `kind` names: `Annotated[Any, ByKind(…)]`.
+    """Marks a section whose `kind` names its options class: `Annotated[Any, ByKind(…)]`.
 
-    A class is loaded when it is named.
+    A class is loaded only when a file names it.
 
     Attributes:
         built_in: cotune's own kinds.
         options_of: returns the options class of a kind; ConfigError: its package cannot be loaded.
-        group: the entry points by which packages add kinds; "" is none.
+        group: the entry-point group in which packages add kinds; "" if they cannot.
     """
 
     built_in: Iterable[str]
@@ -66,13 +66,16 @@ class ByKind:
     def _read(self, value: Any) -> Any:
         is_mapping = isinstance(value, Mapping)
         fields = cast("Mapping[str, Any]", value)
-        kind = fields.get("kind") if is_mapping else getattr(value, "kind", None)
-        if kind is None:
+        if not ("kind" in fields if is_mapping else hasattr(value, "kind")):
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "kind"})
-        kinds = kinds_with(self.group, self.built_in)
+        kind = fields["kind"] if is_mapping else value.kind
+        # A list, as a file may give a kind that has no hash. Packages are searched for other kinds only.
+        if kind not in (kinds := list(self.built_in)):
+            kinds = kinds_with(self.group, kinds)
         if kind not in kinds:
             expected = ", ".join(map(repr, kinds))
-            tags = {"discriminator": "kind", "tag": str(kind), "expected_tags": expected}
+            tag = encodable(str(kind))
+            tags = {"discriminator": "kind", "tag": tag, "expected_tags": expected}
             raise PydanticKnownError("union_tag_invalid", tags)
         return _adapter(self.options_of(kind)).validate_python(value)
 
