@@ -110,9 +110,7 @@ def policy_loss(
 
 
 def teacher_loss(
-    model: PreTrainedModel,
-    trajectories: Sequence[Trajectory],
-    temperature: float = 1.0,
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], temperature: float = 1.0
 ) -> torch.Tensor:
     """Return the distillation loss of a batch: the mean over rollouts of token means.
 

@@ -54,10 +54,7 @@ def trajectory(
     return make_trajectory(under(Task("t", "?", ("a",))), reward, **tokens)
 
 
-UNEQUAL = [
-    trajectory((4, 5, 6), (7, 8, 3), (1, 0, 1), 1.0),
-    trajectory((4,), (8, 3), (1, 1), 0.0),
-]
+UNEQUAL = [trajectory((4, 5, 6), (7, 8, 3), (1, 0, 1), 1.0), trajectory((4,), (8, 3), (1, 1), 0.0)]
 
 
 def gradient(model: Any, trajectories: list[Trajectory]) -> list[torch.Tensor]:

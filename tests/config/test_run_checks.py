@@ -9,13 +9,18 @@ from cotune.config.run_checks import (
     check_instruction,
     check_prompts,
     check_splits,
+    shape_notices,
     without_too_long,
 )
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.single_turn import MathEnvironment
 from cotune.errors import ConfigError
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import MethodOptions, RunShape
+from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
+from cotune.methods.static import StaticOptions
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.qa import exact_match
 from cotune.types import Limits, Task
@@ -141,12 +146,28 @@ def test_the_longest_prompt_must_fit(
         check(enough - 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "per_step", "says"),
+    [
+        (P2OOptions(), 4, "P²O evolves nothing after the start: no phase is due in 8 steps on 32 questions"),
+        (InspoOptions(), 4, "INSPO evolves nothing after the start"),
+        (InspoOptions(evolve_every=4), 4, None),
+        (InspoOptions(evolve_every=0, prune_every=0), 4, None),
+        (StaticOptions(), 33, "a step takes 33 questions and there are 32"),
+    ],
+)  # fmt: skip
+def test_a_size_that_defeats_the_purpose_is_noticed(
+    options: MethodOptions, per_step: int, says: str | None
+) -> None:
+    shape = RunShape(group_size=4, steps=8, questions_per_step=per_step, questions=32)
+    assert [text.startswith(says or "?") for text in shape_notices(options, shape)] == [
+        True
+    ] * bool(says)
+
+
 def test_a_number_beyond_the_context_is_said_to_be() -> None:
     limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
-    with pytest.raises(
-        ConfigError,
-        match=r"least 11: lower limits.trajectory_tokens .* holds 20",
-    ):
+    with pytest.raises(ConfigError, match=r"least 11: lower limits.trajectory_tokens .* holds 20"):
         check_prompts(
             environment("a b c d e f g h"), Words(), "do", limits, ["train"],
             strategy="static", context_tokens=20,

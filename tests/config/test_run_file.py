@@ -93,12 +93,14 @@ def test_an_llm_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"environment": {}}, "environment: expected {kind: …}; got {}"),
+        ({"environment": {}}, "environment: expected {kind: …} with one of 'ladder', "),
         ({"environment": {"kind": None}}, "environment.kind: 'None' is unknown; expected one of 'ladder', "),
         ({"llm": {"kind": ["sk-secret"]}}, "llm.kind: expected one of 'rules', 'openai', 'bank', 'python'"),
         ({"strategy": {"kind": "\ud800"}}, "strategy.kind: '?' is unknown; expected one of 'static', "),
-        ({"strategy": "inspo"}, "strategy: expected {kind: …}; got 'inspo'"),
-        ({"rewards": [3]}, "rewards.0: expected fields below it; got 3"),
+        ({"strategy": "inspo"}, "strategy: expected {kind: …} with one of 'static', 'inspo', 'p2o', 'gepa', 'fst'; got 'inspo'"),
+        ({"rewards": [3]}, "rewards.0: expected fields below it, as in {function: …}; got 3"),
+        ({"policy": "Qwen/Qwen3-0.6B"}, "policy: expected fields below it, as in {path: …}; got 'Qwen/Qwen3-0.6B'"),
+        ({"llm": "gpt-4.1"}, "llm: a text that is not shown, as it may be a key; expected {kind: openai, model: …}, "),
         ({"strategy": None}, "strategy: missing; it has no default"),
         ({"seed": 2**32}, "seed: expected less than 4294967296"),
         # An unknown field comes before what it makes missing.

@@ -314,10 +314,7 @@ class Pictured(Guessing):
         ({"guess": Guessing}, "is dict; expected one class or function"),
         (NoReset, r"NoReset has no reset\(\)"),
         (Refuses, "raised OSError: no server"),
-        (
-            NeedsMore,
-            r"reset\(\) raised TypeError: .*'level' for task q0; fix it",
-        ),
+        (NeedsMore, r"reset\(\) raised TypeError: .*'level' for task q0; fix it"),
         (Pictured, r"reset\(\) returned list; expected a text, .*, or None"),
     ],
 )

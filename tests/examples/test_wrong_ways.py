@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainingArguments
 from trl import GRPOConfig
 
 import cotune
@@ -45,7 +45,9 @@ def short(completions: list[Any], **_: Any) -> list[float]:
 
 
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected a method such as cotune.INSPO"]),
+    "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected one such as cotune.INSPO(llm=…)"]),
+    "a class for a method": ({"trainer": {"method": cotune.INSPO}}, ["method is the class INSPO; expected"]),
+    "TrainingArguments": ({"trainer": {"args": TrainingArguments("x")}}, ["args is of type TrainingArguments; expected"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
     "no reward": ({"trainer": {"reward_funcs": None}}, ["rewards: missing", "gives none"]),

@@ -283,11 +283,7 @@ def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    words: str,
-    says: str,
-    run: RunConfig,
-    cwd: Path,
-    refused: Refused,
+    words: str, says: str, run: RunConfig, cwd: Path, refused: Refused
 ) -> None:
     for folder in (cwd, cwd / "x"):
         folder.mkdir(exist_ok=True)

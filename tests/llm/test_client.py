@@ -191,11 +191,7 @@ def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> No
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [
-        (400, "llm.max_tokens"),
-        (401, "llm.api_key_env"),
-        (404, "llm.base_url and llm.model"),
-    ],
+    [(400, "llm.max_tokens"), (401, "llm.api_key_env"), (404, "llm.base_url and llm.model")],
 )
 def test_refusals_are_final_and_name_the_field(server: Server, status: int, said: str) -> None:
     refusal = b'{"error": {"message": "no such thing"}}'
@@ -366,8 +362,7 @@ def test_headers_of_a_gateway_are_sent_and_hidden(
 
 
 @pytest.mark.parametrize(
-    ("value", "match"),
-    [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no")],
+    ("value", "match"), [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no")]
 )
 def test_a_variable_without_a_key_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch, value: str | None, match: str

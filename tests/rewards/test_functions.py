@@ -89,11 +89,7 @@ def test_plain_questions_give_texts_and_columns() -> None:
     # A column goes before our ground truths, and is None where a row lacks it.
     columns = {"ground_truths": "raw", "completions": "x"}
     scored(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
-    expected = {
-        "ground_truths": ["raw", None],
-        "completions": ["yes", "yes"],
-        "b": [None, 2],
-    }
+    expected = {"ground_truths": ["raw", None], "completions": ["yes", "yes"], "b": [None, 2]}
     assert arguments == arguments | expected
     # A function that changes a column changes its own copy.
     columns = {"words": ["a", "b"]}

@@ -136,10 +136,7 @@ def train(run_file: RunFile, set_: Overrides = None, quiet: Quiet = False) -> No
 
 @_command(_RUN, "resume runs/my-agent")
 def resume(
-    run_folder: RunFolder,
-    set_: Overrides = None,
-    quiet: Quiet = False,
-    trust: Trust = False,
+    run_folder: RunFolder, set_: Overrides = None, quiet: Quiet = False, trust: Trust = False
 ) -> None:
     """Resume a stopped run from its newest complete checkpoint.
 

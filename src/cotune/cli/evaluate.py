@@ -15,11 +15,7 @@ from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
-from cotune.experiments.evaluate.quadrants import (
-    FILE,
-    quadrant_table,
-    quadrants_as_json,
-)
+from cotune.experiments.evaluate.quadrants import FILE, quadrant_table, quadrants_as_json
 from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.experiments.evaluate.score_quadrants import evaluate_quadrants

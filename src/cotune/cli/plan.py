@@ -21,10 +21,7 @@ from cotune.utils.text import size
 
 
 def plan(
-    path: Path,
-    console: Console,
-    assignments: Sequence[str] = (),
-    questions: str | None = None,
+    path: Path, console: Console, assignments: Sequence[str] = (), questions: str | None = None
 ) -> None:
     """Print the most that a run can spend, before it spends anything.
 

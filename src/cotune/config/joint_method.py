@@ -12,6 +12,7 @@ from cotune.methods.method import MethodOptions
 from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM
+from cotune.utils.values import type_of
 
 ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
 """The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
@@ -36,7 +37,7 @@ class JointMethod:
         name = type(self).__name__
         if not isinstance(self.instruction, str | None):
             raise ConfigError(
-                f"{name}: instruction is of type {type(self.instruction).__name__}; expected a text"
+                f"{name}: instruction is {type_of(self.instruction)}; expected a text"
             )
         object.__setattr__(self, "llm", _read_llm(name, self.llm))
         method = method_of(self.options.kind)
@@ -67,6 +68,11 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
             raise ConfigError(
                 f"{name}: llm is {llm!r}; there is no such file, and no model has such a name"
             )
+        if Path(llm).is_dir():
+            raise ConfigError(
+                f"{name}: llm is the folder {llm!r}; expected a file of texts, or a model of an endpoint: a local one "
+                "must be served, and is cotune.OpenAIOptions(model=…, base_url=…)"
+            )
         try:
             return OpenAIOptions(model=llm)
         except ValueError as error:
@@ -76,9 +82,8 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
     if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
         return llm
     # Its type only: its values may hold an API key.
-    kind = f"the class {llm.__name__}" if isinstance(llm, type) else f"of type {type(llm).__name__}"
     raise ConfigError(
-        f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
+        f"{name}: llm is {type_of(llm)}; expected a model's name, cotune.OpenAIOptions(model=…), "
         "cotune.BankOptions(path=…) or an object with complete(prompt)"
     )
 

@@ -1,12 +1,13 @@
 """Check a run's parts without an engine; `cotune.engines.preflight` and scripts run the checks in order."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import nlargest
 
 from cotune.data.splits import SPLITS, warn
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
+from cotune.methods.method import MethodOptions, RunShape
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment
 from cotune.rewards.functions import RewardFunctions, of_environment
@@ -82,6 +83,24 @@ def check_retriever(environment: Environment) -> None:
         check()
 
 
+def shape_notices(options: MethodOptions, shape: RunShape) -> Iterator[str]:
+    """Yield what in the size of a run defeats its purpose."""
+    size = shape.questions_per_step
+    if size > shape.questions:
+        yield (
+            f"a step takes {size} questions and there are {shape.questions}, so that some are in it twice or more; "
+            "take fewer, or add questions"
+        )
+    method = method_of(options.kind)
+    # 0 turns evolution off.
+    is_meant = method.evolves and getattr(options, "evolve_every", 1)
+    if is_meant and not method.cost(options, shape).phases:
+        yield (
+            f"{method.label} evolves nothing after the start: no phase is due in {shape.steps} steps on "
+            f"{shape.questions} questions; train longer, or see its options"
+        )
+
+
 def check_prompts(
     environment: Environment,
     codec: Codec,
@@ -113,7 +132,7 @@ def check_prompts(
         raise ConfigError(
             f"limits.prompt_tokens + limits.trajectory_tokens is {limit} + {limits.trajectory_tokens} = "
             f"{limit + limits.trajectory_tokens}, but the policy's context holds {context_tokens} tokens; "
-            "lower one of the two, in the run file or in cotune.Limits(…)"
+            "lower one of the two (in a script, GRPOConfig.max_completion_length, or limits=)"
         )
     # Of each split only the longest texts are tokenized.
     lengths = [
@@ -131,6 +150,8 @@ def check_prompts(
             "lower limits.trajectory_tokens (in a script, GRPOConfig.max_completion_length), as the policy's context "
             f"holds {context_tokens}"
         )
+    if context_tokens is not None and needed > context_tokens:
+        fix = f"as the policy's context holds {context_tokens}"
     raise ConfigError(
         f"limits.prompt_tokens is {limit}{half}, but the prompt of task {task.id} has {tokens} tokens; expected at "
         f"least {needed}: {fix}, shorten the instruction, or leave long questions out (in a run file, "

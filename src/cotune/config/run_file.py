@@ -170,15 +170,15 @@ class LoggingConfig(Model):
     """Trackers that receive the metrics and the evaluations. TensorBoard's files are in the run folder."""
 
 
+_LLMS = {
+    "rules": RulesConfig, "openai": OpenAIOptions, "bank": BankOptions, "python": OwnLLMOptions,
+}  # fmt: skip
 if TYPE_CHECKING:
     from cotune.methods.method import MethodOptions as StrategyConfig
 
     EnvironmentOptions = Any
     LLMConfig = RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions
 else:
-    _LLMS = {
-        "rules": RulesConfig, "openai": OpenAIOptions, "bank": BankOptions, "python": OwnLLMOptions,
-    }  # fmt: skip
     StrategyConfig = Annotated[
         Any, ByKind(methods.BUILT_IN, lambda kind: method_of(kind).options, methods.GROUP)
     ]
@@ -228,6 +228,11 @@ class RunConfig(Model):
         for name in ("environment", "llm"):
             if isinstance(text := sections.get(name), str):
                 is_object = ":" in text
+                if name == "llm" and not is_object and text not in _LLMS:
+                    raise ValueError(
+                        "llm: a text that is not shown, as it may be a key; expected {kind: openai, model: …}, {kind: "
+                        "bank, path: …} for a file of texts, rules, or the file.py:name of your own"
+                    )
                 sections[name] = {"kind": "python", "object": text} if is_object else {"kind": text}
         return sections
 

@@ -153,9 +153,7 @@ def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str
 
 
 def _by_split(
-    sources: Mapping[str, Any],
-    read: Callable[[str, Any], tuple[list[Row], str]],
-    columns: Columns,
+    sources: Mapping[str, Any], read: Callable[[str, Any], tuple[list[Row], str]], columns: Columns
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 

@@ -72,6 +72,10 @@ def check_rows(rows: Rows, source: str) -> list[Row]:
     Raises:
         ConfigError: several splits at once, or a row that is not a mapping.
     """
+    if isinstance(rows, str):
+        raise ConfigError(
+            f"{source} is {shorten(rows)}; expected rows: datasets.load_dataset reads them"
+        )
     if isinstance(rows, Mapping):
         raise ConfigError(
             f"{source}: is a {type(rows).__name__} of {', '.join(map(str, list(rows)[:5]))}; expected "

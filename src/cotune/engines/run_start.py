@@ -11,6 +11,7 @@ from rich.console import Console
 from cotune.config.build import build_llm, build_strategy, initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changes
+from cotune.config.run_checks import shape_notices
 from cotune.config.run_file import RunConfig
 from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
@@ -184,6 +185,9 @@ def begin_joint(
     settings = joint.parts.settings
     joint.changed = begin_run(record, settings, best, checkpoint, check, resume=resume)
     environment = joint.parts.environment
+    if checkpoint is None and settings.has_batches:
+        for text in shape_notices(config.strategy, config.shape(len(environment.tasks("train")))):
+            record.event("notice", 0, text=text)
     joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
     if checkpoint is None:
         joint.attempt = record.begin_attempt(None)

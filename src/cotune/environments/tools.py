@@ -256,7 +256,7 @@ def schema_of(function: Any, owner: str = "") -> dict[str, Any]:
             f"tools: {owner}{name} cannot be a tool ({reason}); expected a function with a docstring, and for "
             'each parameter a line "name: what it is" under "Args:", without its type, and a type in the '
             "signature: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
-        ) from error
+        ) from None
 
 
 def call_tools(

@@ -23,14 +23,7 @@ from pydantic import Field
 from cotune.data.splits import SPLITS
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.registry import EnvironmentKind, Tasks
-from cotune.environments.tools import (
-    CONCURRENCY,
-    Job,
-    ToolRunner,
-    answer_of,
-    call_tools,
-    schema_of,
-)
+from cotune.environments.tools import CONCURRENCY, Job, ToolRunner, answer_of, call_tools, schema_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory

@@ -75,10 +75,7 @@ def read_result(run: RunDir) -> tuple[Row, BestRecord]:
 
 
 def complete_best(
-    config: RunConfig,
-    run: RunDir,
-    environment: Environment | None = None,
-    tokenizer: Any = None,
+    config: RunConfig, run: RunDir, environment: Environment | None = None, tokenizer: Any = None
 ) -> Serving:
     """Make a finished run's `best/` a folder that can be served without changes.
 

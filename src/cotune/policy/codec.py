@@ -194,10 +194,7 @@ class HFCodec:
         return getattr(self.tokenizer, "response_template", None) is not None
 
     def _read(
-        self,
-        ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]],
-        context_ids: Sequence[int],
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
         """Read the calls of a turn with the response template, if there is one."""
         if not self._has_response_template:

@@ -55,8 +55,5 @@ def _f1(answer: str, gold: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-REWARDS: Mapping[str, Reward] = {
-    "exact_match": exact_match,
-    "f1_squad": f1_squad,
-}
+REWARDS: Mapping[str, Reward] = {"exact_match": exact_match, "f1_squad": f1_squad}
 """Rewards by the name that a run file gives them."""

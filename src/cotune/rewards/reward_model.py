@@ -132,7 +132,7 @@ def _function(reward: Any, tokenizer: Any, args: Any) -> Any:
         raise ConfigError(
             f"reward_funcs: cannot load the reward model {name!r} ({reason}); expected a sequence classifier "
             "of the hub or in a folder, or a function"
-        ) from error
+        ) from None
     if tokenizer is None:
         raise ConfigError(
             f"reward_funcs: the model {type(reward).__name__} has no tokenizer; give it in reward_processing_classes"

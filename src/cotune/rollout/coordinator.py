@@ -213,11 +213,7 @@ class Coordinator:
         return self.on_rank_zero(work)
 
     def rollout(
-        self,
-        assignments: Sequence[Assignment],
-        *,
-        purpose: Purpose = "train",
-        greedy: bool = False,
+        self, assignments: Sequence[Assignment], *, purpose: Purpose = "train", greedy: bool = False
     ) -> list[Trajectory]:
         """Roll assignments out under the current policy. Return one scored trajectory each."""
         return self.on_rank_zero(

@@ -146,7 +146,7 @@ def plain_table(
     """Return a table without a frame, with left-aligned columns and then right-aligned ones."""
     table = ConsoleTable(title=title or None, title_justify="left", show_edge=False, pad_edge=False)
     for column in left:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in right:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     return table

@@ -67,7 +67,8 @@ class ByKind:
         is_mapping = isinstance(value, Mapping)
         fields = cast("Mapping[str, Any]", value)
         if not ("kind" in fields if is_mapping else hasattr(value, "kind")):
-            raise PydanticKnownError("union_tag_not_found", {"discriminator": "kind"})
+            expected = ", ".join(map(repr, self.built_in))
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": expected})
         kind = fields["kind"] if is_mapping else value.kind
         # A list, as a file may give a kind that has no hash. Packages are searched for other kinds only.
         if kind not in (kinds := list(self.built_in)):
@@ -124,13 +125,17 @@ def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
         kinds = re.findall(r"'([^']+)'", str(context["expected_tags"]))
         expected = f"expected one of {context['expected_tags']}"
         if is_secret:
-            return f"{field}.kind: {expected}"
+            return f"{field}.kind: {expected}; what came is not shown, as it may be a key"
         meant = did_you_mean(str(tag), kinds)
         return f"{field}.kind: {shorten(tag, guess=True)} is unknown; {expected}{meant}"
     value = "" if is_secret else f"; got {shorten(problem['input'], guess=True)}"
     if kind in _NO_SECTION:
-        expected = "{kind: …}" if (*path, "kind") in paths else "fields below it"
-        return f"{field}: expected {expected}{value}"
+        if kinds := context.get("discriminator"):
+            return f"{field}: expected {{kind: …}} with one of {kinds}{value}"
+        # Without the numbers of a list's items.
+        section = [name for name in path if not name.isdigit()]
+        first_field = next((below[-1] for below in paths if [*below[:-1]] == section), "…")
+        return f"{field}: expected fields below it, as in {{{first_field}: …}}{value}"
     if kind in _WORDS:
         return f"{field}: expected {_WORDS[kind].format(**context)}{value}"
     message = problem["msg"].replace("Input should be", "expected", 1)

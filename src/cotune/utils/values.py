@@ -33,3 +33,9 @@ def finite(value: Any) -> float | None:
     except Exception:  # noqa: BLE001  # a huge integer, or the user's own class
         return None
     return number if math.isfinite(number) else None
+
+
+def type_of(value: object) -> str:
+    """Return what a value of the wrong type is, for messages that must not show it."""
+    is_class = isinstance(value, type)
+    return f"the class {value.__name__}" if is_class else f"of type {type(value).__name__}"

@@ -205,11 +205,7 @@ def start(
     model = policy[0] if policy else tiny_model(tokenizer)
     run_dir = Record.open(folder / "run") if resume else Record.create(folder / "run", {})
     settings = RunSettings(
-        folder=folder / "run",
-        record={},
-        seed=seed,
-        rollout_budget=budget,
-        identity=identity or {},
+        folder=folder / "run", record={}, seed=seed, rollout_budget=budget, identity=identity or {}
     )
     parts = Parts(
         strategy or Counting(),

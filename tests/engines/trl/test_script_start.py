@@ -84,11 +84,7 @@ def started(folder: Path, given: dict[str, Any], **changes: Any) -> cotune.Joint
 
 @pytest.mark.parametrize(
     ("method", "kind", "strategy"),
-    [
-        (cotune.INSPO, "inspo", Inspo),
-        (cotune.P2O, "p2o", P2O),
-        (cotune.GEPA, "gepa", Gepa),
-    ],
+    [(cotune.INSPO, "inspo", Inspo), (cotune.P2O, "p2o", P2O), (cotune.GEPA, "gepa", Gepa)],
 )
 def test_in_a_bundled_world_a_method_needs_no_llm(
     method: Any, kind: str, strategy: type[Any], geo: GeoEnvironment, tmp_path: Path

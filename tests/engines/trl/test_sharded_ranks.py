@@ -46,10 +46,7 @@ ZERO2 = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
 }
-SPREAD: dict[str, dict[str, Any]] = {
-    "fsdp2": {"fsdp": True},
-    "zero2": {"deepspeed": ZERO2},
-}
+SPREAD: dict[str, dict[str, Any]] = {"fsdp2": {"fsdp": True}, "zero2": {"deepspeed": ZERO2}}
 
 
 def content(engine_args: dict[str, Any], micro_batch_size: int) -> dict[str, Any]:

@@ -125,10 +125,7 @@ def uneven(folder: Path, rank: int) -> dict[str, Any]:
 
 # Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
 HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
-DISTILLATIONS = {
-    "masked": Distillation(ratio="masked_signed", low=0.3, high=3.0),
-    "filtered": None,
-}
+DISTILLATIONS = {"masked": Distillation(ratio="masked_signed", low=0.3, high=3.0), "filtered": None}
 
 
 class Solvable(Letters):

@@ -220,9 +220,4 @@ def test_two_ranks_train_and_evaluate_the_same_policy(tmp_path: Path) -> None:
     )
     weights = "EngineError: the weights could not be sent to vLLM; rank 0: HTTPError: no update"
     weights = f"RolloutFailed: a rollout failed; rank 0: {weights}; rank 1: {weights}"
-    assert said == {
-        "server0": server,
-        "server1": server,
-        "weights0": weights,
-        "weights1": weights,
-    }
+    assert said == {"server0": server, "server1": server, "weights0": weights, "weights1": weights}

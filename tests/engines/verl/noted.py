@@ -37,9 +37,7 @@ def _noted(*arguments: Any) -> Any:
 
     def noted(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         data = tq.kv_batch_get(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            select_fields=list(FIELDS.values()),
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS.values())
         )
         places = range(len(batch.keys))
         rows = [{name: data[f][i].tolist() for name, f in FIELDS.items()} for i in places]

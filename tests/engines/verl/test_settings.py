@@ -15,10 +15,7 @@ from cotune.policy.policy_files import policy_path
 from tests.engines.verl.runs import GEO, run_file
 
 
-def made(
-    changed: dict[str, Any] | None = None,
-    **training: Any,
-) -> Any:
+def made(changed: dict[str, Any] | None = None, **training: Any) -> Any:
     raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5}
     raw |= changed or {}
     shared = {"engine": "verl", "mini_batches": 1}

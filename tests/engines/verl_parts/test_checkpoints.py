@@ -72,10 +72,7 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
     coordinator = SimpleNamespace(strategy=StaticStrategy("Do."))
     config = SimpleNamespace(policy=PolicyConfig())
     joint: Any = SimpleNamespace(
-        trainer=trainer,
-        coordinator=coordinator,
-        identity={},
-        worker=SimpleNamespace(config=config),
+        trainer=trainer, coordinator=coordinator, identity={}, worker=SimpleNamespace(config=config)
     )
     best = VerlBest(tmp_path / "best", tiny_tokenizer(), tmp_path / "pieces")
     for step, score, plain, expected in (

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
+from cotune.config.run_checks import shape_notices
 from cotune.data.splits import SPLITS
 from cotune.engines.evaluation import BestPolicy, Outcome, RunEvaluation, conclude
 from cotune.engines.joint import RunSettings, check_identity, world
@@ -43,21 +44,19 @@ from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.export.export import write_template
 from cotune.llm.client import NoLLM
+from cotune.methods.method import RunShape
 from cotune.policy.adapters import save_weights, trained_dtype
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
 from cotune.policy.precision import rounding_notice
 from cotune.protocols import Environment
 from cotune.rewards.reward_model import rewards_of_trainer
-from cotune.run.checkpoints import (
-    complete_checkpoints,
-    load_state,
-    set_aside_newer,
-)
+from cotune.run.checkpoints import complete_checkpoints, load_state, set_aside_newer
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
+from cotune.utils.values import type_of
 
 _log = logging.getLogger("cotune")
 
@@ -149,7 +148,7 @@ class JointTrainer(PolicyUpdate):
         trainer_class: type[GRPOTrainer] = GRPOTrainer,
     ) -> None:
         method = method or Static()
-        _check_arguments(method, rollout_func)
+        _check_arguments(method, rollout_func, args, limits)
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
         is_run_file = settings is not None
@@ -233,16 +232,10 @@ class JointTrainer(PolicyUpdate):
         joint = self.joint
         environment = joint.parts.environment
         sizes = {split: len(environment.tasks(split)) for split in SPLITS}
-        shape = replace(
-            run_shape(joint.args),
-            rollout_budget=self.settings.rollout_budget,
-            frozen=self.settings.frozen,
-            questions=sizes["train"],
-        )
         llm = proposer_of(self.method, environment)
         planned = plan_method(
             self.method.options,
-            shape,
+            self._shape(),
             sizes,
             joint.parts.limits,
             self.settings.evaluation,
@@ -254,6 +247,14 @@ class JointTrainer(PolicyUpdate):
             console = Console()
             show_plan(planned, name, joint.parts.limits, llm, console)
         return planned
+
+    def _shape(self) -> RunShape:
+        return replace(
+            run_shape(self.joint.args),
+            rollout_budget=self.settings.rollout_budget,
+            frozen=self.settings.frozen,
+            questions=len(self.joint.parts.environment.tasks("train")),
+        )
 
     def try_rollouts(
         self, count: int = 4, split: str = "train", *, greedy: bool = False
@@ -398,6 +399,9 @@ class JointTrainer(PolicyUpdate):
         is_fresh = checkpoint is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
+        if is_fresh and self.settings.has_batches:
+            for text in shape_notices(self.method.options, self._shape()):
+                record.event("notice", 0, text=text)
         if is_fresh and not self.scores_shared:
             text = "the trainer feeds a prompt again for each of its rollouts: updates are slower than with TRL 1.16's"
             record.event("notice", 0, text=text)
@@ -543,18 +547,22 @@ def _dtype_of(model: Any, args: GRPOConfig) -> str:
     return name if name in ("float32", "bfloat16", "float16") else "auto"
 
 
-def _check_arguments(method: object, rollout_func: object) -> None:
-    """Raise ConfigError for a method that is none, and for rollouts of the script's own."""
+def _check_arguments(method: object, rollout_func: object, args: object, limits: object) -> None:
+    """Raise ConfigError for rollouts of the script's own, and for arguments of another type."""
     if rollout_func is not None:
         raise ConfigError(
             "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
             "environment_factory= or environment="
         )
-    if not isinstance(method, JointMethod):
-        raise ConfigError(
-            f"method is of type {type(method).__name__}; expected a method such as "
-            "cotune.INSPO(llm=…), or None for GRPO"
-        )
+    for name, value, kind, example in (
+        ("method", method, JointMethod, "cotune.INSPO(llm=…)"),
+        ("args", args, GRPOConfig, "trl.GRPOConfig(…)"),
+        ("limits", limits, Limits, "cotune.Limits(…)"),
+    ):
+        if not isinstance(value, kind | None):
+            raise ConfigError(
+                f"{name} is {type_of(value)}; expected one such as {example}, or None"
+            )
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:

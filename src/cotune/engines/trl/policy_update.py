@@ -5,6 +5,7 @@ keys and values are computed once and repeated, and the gradients of all complet
 Without a GPU, TRL's head also scores the tokens of the prompt, and the scores are not used; here it does not.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -182,7 +183,9 @@ class PolicyUpdate(GRPOTrainer):
     ) -> None:
         self.joint = joint
         self.teaches = joint.coordinator.strategy.has_teacher
-        with starting_vllm(self), _leaving_no_folder(joint.state_folder):
+        with starting_vllm(self), _leaving_no_folder(joint.state_folder), warnings.catch_warnings():
+            # TRL warns of an experimental API that the user does not call.
+            warnings.filterwarnings("ignore", "You are using 'rollout_func'")
             super().__init__(
                 model,
                 reward_funcs=joint.reward_funcs,
@@ -403,11 +406,7 @@ class PolicyUpdate(GRPOTrainer):
         prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
         under_teacher = without_padding({**taught, **prompts})
         under_policy = without_padding(taught)
-        with (
-            torch.no_grad(),
-            self.accelerator.autocast(),
-            joint.policy() as policy,
-        ):
+        with torch.no_grad(), self.accelerator.autocast(), joint.policy() as policy:
             teacher_logits = completion_logits(
                 policy, under_teacher, self.temperature, self._shares_prompts(policy)
             )

@@ -14,11 +14,7 @@ from trl import GRPOConfig
 
 from cotune.config.build import build_llm, describe_llm, initial_instruction
 from cotune.config.joint_method import JointMethod
-from cotune.config.run_checks import (
-    check_columns,
-    check_instruction,
-    check_prompts,
-)
+from cotune.config.run_checks import check_columns, check_instruction, check_prompts
 from cotune.config.run_file import RulesConfig, parse_recorded
 from cotune.data.splits import SPLITS
 from cotune.data.trl_data import read_rows, tasks_of

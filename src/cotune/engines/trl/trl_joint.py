@@ -21,11 +21,7 @@ from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 from trl import GRPOConfig
 
 from cotune.engines.joint import Joint, Parts, world
-from cotune.engines.trl.checks import (
-    check_strategy,
-    check_trainer,
-    steps_per_batch,
-)
+from cotune.engines.trl.checks import check_strategy, check_trainer, steps_per_batch
 from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
 from cotune.engines.trl.vllm_sampler import (
     VLLMSampler,
@@ -390,11 +386,7 @@ def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
     trainer = joint.trainer
     for callback in reporting(joint):
         callback.on_log(
-            trainer.args,
-            trainer.state,
-            trainer.control,
-            logs=dict(scores),
-            model=trainer.model,
+            trainer.args, trainer.state, trainer.control, logs=dict(scores), model=trainer.model
         )
 
 

@@ -15,11 +15,7 @@ from cotune.errors import EngineError
 from cotune.policy.adapters import write_adapter
 from cotune.policy.policy_files import PolicyConfig, policy_path
 from cotune.run.best import BestRecord
-from cotune.run.checkpoints import (
-    complete_checkpoints,
-    numbered_checkpoints,
-    step_of,
-)
+from cotune.run.checkpoints import complete_checkpoints, numbered_checkpoints, step_of
 from cotune.run.scores import Score
 
 

@@ -37,10 +37,7 @@ _LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio 
 
 
 def verl_config(
-    config: RunConfig,
-    folder: Path,
-    gpus: int,
-    context_tokens: int | None = None,
+    config: RunConfig, folder: Path, gpus: int, context_tokens: int | None = None
 ) -> DictConfig:
     """Return veRL's configuration; `training.engine_args` overrides what the run file leaves open.
 

@@ -113,11 +113,7 @@ class HFServer:
             self._global_steps = global_steps
 
     async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        **_: object,
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: object
     ) -> TokenOutput:
         """Continues a prompt; see `generation.respond` for the sampling parameters."""
         prompt = [int(token) for token in prompt_ids]
