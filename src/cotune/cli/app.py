@@ -395,8 +395,10 @@ def compare(
         from cotune.utils.progress import step_progress
 
         with step_progress(console):
-            for config in running.dry_run(suite, console, set_ or ()):
+            configs = running.dry_run(suite, console, set_ or ())
+            for config in configs:
                 Preflight(config, new=False).require(machine_checks=())
+        console.print(f"run files of the first seed: {len(configs)}, all valid; nothing was run")
     else:
         running.compare(suite, console, set_ or ())
 
