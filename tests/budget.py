@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 29_714,
+    "lines of src": 29_750,
     "lines of lab": 7_000,
-    "lines of tests": 31_967,
+    "lines of tests": 31_974,
     "words of docs": 30_000,
     "option fields": 179,
 }

@@ -279,7 +279,7 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
         ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],
     ),
-    "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds 512", "leave long questions out"]),
+    "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds more than 512", "leave long questions out"]),
 }  # fmt: skip
 
 

@@ -149,20 +149,22 @@ def test_the_longest_prompt_must_fit(
 @pytest.mark.parametrize(
     ("options", "per_step", "says"),
     [
-        (P2OOptions(), 4, "P²O evolves nothing after the start: no phase is due in 8 steps on 32 questions"),
-        (InspoOptions(), 4, "INSPO evolves nothing after the start"),
-        (InspoOptions(evolve_every=4), 4, None),
-        (InspoOptions(evolve_every=0, prune_every=0), 4, None),
+        (P2OOptions(), 4, "P²O has no phase of evolution in this run (steps: 8, questions: 32); one comes after an epoch"),
+        (InspoOptions(), 4, "INSPO has no phase of evolution in this run"),
+        (InspoOptions(evolve_every=4), 4, ""),
+        (InspoOptions(evolve_every=4, distil_steps=4), 4, "INSPO has no phase"),
+        (InspoOptions(evolve_every=7), 8, "INSPO has no phase of evolution in this run (steps: 6, "),
+        (InspoOptions(evolve_every=0, prune_every=0), 4, ""),
         (StaticOptions(), 33, "a step takes 33 questions and there are 32"),
     ],
 )  # fmt: skip
-def test_a_size_that_defeats_the_purpose_is_noticed(
-    options: MethodOptions, per_step: int, says: str | None
+def test_sizes_under_which_a_run_cannot_do_what_it_is_for_are_noticed(
+    options: MethodOptions, per_step: int, says: str
 ) -> None:
-    shape = RunShape(group_size=4, steps=8, questions_per_step=per_step, questions=32)
-    assert [text.startswith(says or "?") for text in shape_notices(options, shape)] == [
-        True
-    ] * bool(says)
+    size = {"questions_per_step": per_step, "questions": 32, "rollout_budget": 200}
+    notices = [*shape_notices(options, RunShape(group_size=4, steps=8, **size))]
+    assert len(notices) == bool(says)
+    assert all(text.startswith(says) for text in notices)
 
 
 def test_a_number_beyond_the_context_is_said_to_be() -> None:

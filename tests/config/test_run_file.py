@@ -100,7 +100,7 @@ def test_an_llm_by_name() -> None:
         ({"strategy": "inspo"}, "strategy: expected {kind: …} with one of 'static', 'inspo', 'p2o', 'gepa', 'fst'; got 'inspo'"),
         ({"rewards": [3]}, "rewards.0: expected fields below it, as in {function: …}; got 3"),
         ({"policy": "Qwen/Qwen3-0.6B"}, "policy: expected fields below it, as in {path: …}; got 'Qwen/Qwen3-0.6B'"),
-        ({"llm": "gpt-4.1"}, "llm: a text that is not shown, as it may be a key; expected {kind: openai, model: …}, "),
+        ({"llm": "gpt-4.1"}, "llm is a text (not shown, as it may be a key); expected rules, the file.py:name of your own, {kind: openai"),
         ({"strategy": None}, "strategy: missing; it has no default"),
         ({"seed": 2**32}, "seed: expected less than 4294967296"),
         # An unknown field comes before what it makes missing.

@@ -82,7 +82,9 @@ def main(folder: Path) -> None:
         "seeds": [0], "budget": 40, "baseline": "grpo", "methods": ["grpo"],
     }  # fmt: skip
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
-    assert "run files of the first seed: 1, all valid" in call("compare", folder / "suite.yaml", "--dry-run")
+    assert "run files of the first seed: 1, all valid" in call(
+        "compare", folder / "suite.yaml", "--dry-run"
+    )
     chains.start = start
     call("compare", folder / "suite.yaml")
     assert "grpo" in (folder / "suite" / "summary.json").read_text()

@@ -45,7 +45,7 @@ def short(completions: list[Any], **_: Any) -> list[float]:
 
 
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected one such as cotune.INSPO(llm=…)"]),
+    "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected an object such as cotune.INSPO(llm=…)"]),
     "a class for a method": ({"trainer": {"method": cotune.INSPO}}, ["method is the class INSPO; expected"]),
     "TrainingArguments": ({"trainer": {"args": TrainingArguments("x")}}, ["args is of type TrainingArguments; expected"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),

@@ -262,7 +262,7 @@ def measure(
         int,
         typer.Option(
             min=1,
-            help="Trainings of --then at a time, spread over the GPUs that CUDA_VISIBLE_DEVICES lists.",
+            help="With --then: trainings at a time, spread over the GPUs that CUDA_VISIBLE_DEVICES lists.",
         ),
     ] = 1,
     split: SomeSplit = "validation",

@@ -10,6 +10,7 @@ from rich.console import Console
 from cotune.cli.train import passed
 from cotune.config.cost import Plan, plan_run, show_plan, split_sizes
 from cotune.config.library_settings import quiet_libraries
+from cotune.config.run_checks import shape_notices
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import Measured, engine_of
@@ -41,8 +42,12 @@ def plan(
                 f"--questions is {questions}; expected three numbers, as in --questions 5000,500,500"
             )
         sizes = dict(zip(SPLITS, map(int, counts), strict=True))
-    planned = plan_run(config, sizes or split_sizes(config))
+    sizes = sizes or split_sizes(config)
+    planned = plan_run(config, sizes)
     show_plan(planned, config.name, config.limits, config.proposer, console)
+    if config.has_batches:
+        for text in shape_notices(config.strategy, config.shape(sizes["train"])):
+            console.print(text, markup=False, highlight=False)
     if price := engine_of(config).price(config, planned.rollouts):
         console.print(price, markup=False, highlight=False)
 

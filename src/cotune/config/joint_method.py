@@ -1,5 +1,6 @@
 """A method as a Python object: its options, the LLM that proposes, and the initial instruction."""
 
+import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -61,14 +62,15 @@ class JointMethod:
 
 
 def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions | None:
-    if isinstance(llm, Path) or (isinstance(llm, str) and Path(llm).is_file()):
+    # os.path, unlike Path, takes a text of any length.
+    if isinstance(llm, Path) or (isinstance(llm, str) and os.path.isfile(llm)):
         return BankOptions(path=Path(llm))
     if isinstance(llm, str):
         if llm.endswith((".txt", ".md", ".jsonl", ".yaml")):
             raise ConfigError(
                 f"{name}: llm is {llm!r}; there is no such file, and no model has such a name"
             )
-        if Path(llm).is_dir():
+        if os.path.isdir(llm):
             raise ConfigError(
                 f"{name}: llm is the folder {llm!r}; expected a file of texts, or a model of an endpoint: a local one "
                 "must be served, and is cotune.OpenAIOptions(model=…, base_url=…)"
@@ -77,9 +79,9 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
             return OpenAIOptions(model=llm)
         except ValueError as error:
             raise ConfigError(f"{name}: llm: {error}") from None
-    if llm is None or hasattr(llm, "describe"):  # options
-        return llm
-    if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
+    is_options = hasattr(llm, "describe")
+    has_complete = callable(getattr(llm, "complete", None))
+    if llm is None or (not isinstance(llm, type) and (is_options or has_complete)):
         return llm
     # Its type only: its values may hold an API key.
     raise ConfigError(

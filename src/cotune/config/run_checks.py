@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from heapq import nlargest
 
 from cotune.data.splits import SPLITS, warn
@@ -84,20 +85,21 @@ def check_retriever(environment: Environment) -> None:
 
 
 def shape_notices(options: MethodOptions, shape: RunShape) -> Iterator[str]:
-    """Yield what in the size of a run defeats its purpose."""
+    """Yield notices about sizes under which a run cannot do what it is for."""
     size = shape.questions_per_step
     if size > shape.questions:
         yield (
-            f"a step takes {size} questions and there are {shape.questions}, so that some are in it twice or more; "
-            "take fewer, or add questions"
+            f"a step takes {size} questions and there are {shape.questions}, so some come more than once; take fewer, "
+            "or add questions"
         )
+    if shape.rollout_budget is not None:
+        steps = min(shape.steps, shape.rollout_budget // (size * shape.group_size))
+        shape = replace(shape, steps=steps)
     method = method_of(options.kind)
-    # 0 turns evolution off.
-    is_meant = method.evolves and getattr(options, "evolve_every", 1)
-    if is_meant and not method.cost(options, shape).phases:
+    if (schedule := method.schedule(options)) and not method.cost(options, shape).phases:
         yield (
-            f"{method.label} evolves nothing after the start: no phase is due in {shape.steps} steps on "
-            f"{shape.questions} questions; train longer, or see its options"
+            f"{method.label} has no phase of evolution in this run (steps: {shape.steps}, questions: "
+            f"{shape.questions}); {schedule}"
         )
 
 
@@ -151,7 +153,7 @@ def check_prompts(
             f"holds {context_tokens}"
         )
     if context_tokens is not None and needed > context_tokens:
-        fix = f"as the policy's context holds {context_tokens}"
+        fix = f"choose a policy whose context holds more than {context_tokens}"
     raise ConfigError(
         f"limits.prompt_tokens is {limit}{half}, but the prompt of task {task.id} has {tokens} tokens; expected at "
         f"least {needed}: {fix}, shorten the instruction, or leave long questions out (in a run file, "

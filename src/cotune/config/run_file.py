@@ -230,8 +230,8 @@ class RunConfig(Model):
                 is_object = ":" in text
                 if name == "llm" and not is_object and text not in _LLMS:
                     raise ValueError(
-                        "llm: a text that is not shown, as it may be a key; expected {kind: openai, model: …}, {kind: "
-                        "bank, path: …} for a file of texts, rules, or the file.py:name of your own"
+                        "llm is a text (not shown, as it may be a key); expected rules, the file.py:name of your own, "
+                        "{kind: openai, model: …}, or for a file of texts {kind: bank, path: …}"
                     )
                 sections[name] = {"kind": "python", "object": text} if is_object else {"kind": text}
         return sections

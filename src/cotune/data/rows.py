@@ -74,7 +74,7 @@ def check_rows(rows: Rows, source: str) -> list[Row]:
     """
     if isinstance(rows, str):
         raise ConfigError(
-            f"{source} is {shorten(rows)}; expected rows: datasets.load_dataset reads them"
+            f"{source} is {shorten(rows)}; expected rows, as datasets.load_dataset returns them"
         )
     if isinstance(rows, Mapping):
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Start or continue a run in its folder, the same for every engine: parts, lock, checkpoint, first events."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +136,7 @@ def begin_run(
     best: BestPolicy,
     checkpoint: Path | None,
     check: Callable[[Path], None],
+    notices: Iterable[str],
     *,
     resume: bool,
 ) -> Mapping[str, Any]:
@@ -145,6 +146,7 @@ def begin_run(
         best: the policy that an earlier attempt has kept; forgotten if the run starts from the beginning.
         checkpoint: what to go on from; None begins from the start.
         check: raises ConfigError if a checkpoint is not of this run; nothing is changed before it.
+        notices: recorded if the run starts from the beginning.
         resume: whether the run has begun before.
 
     Returns:
@@ -160,6 +162,8 @@ def begin_run(
         best.forget()
         kind = settings.record["strategy"]["kind"]
         record.event("run_started", 0, config=settings.record["name"], strategy=kind)
+        for text in notices:
+            record.event("notice", 0, text=text)
     if resume and world().rank == 0:
         before = record.read_config()
         record.replace_config(settings.record)
@@ -183,11 +187,10 @@ def begin_joint(
         check_identity(load_state(checkpoint), joint.identity)
 
     settings = joint.parts.settings
-    joint.changed = begin_run(record, settings, best, checkpoint, check, resume=resume)
     environment = joint.parts.environment
-    if checkpoint is None and settings.has_batches:
-        for text in shape_notices(config.strategy, config.shape(len(environment.tasks("train")))):
-            record.event("notice", 0, text=text)
+    shape = config.shape(len(environment.tasks("train")))
+    notices = shape_notices(config.strategy, shape) if settings.has_batches else ()
+    joint.changed = begin_run(record, settings, best, checkpoint, check, notices, resume=resume)
     joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
     if checkpoint is None:
         joint.attempt = record.begin_attempt(None)

@@ -62,7 +62,8 @@ BEST = "best"
 """The policy that training started from, and the one that the run keeps; their instructions, too."""
 CURVES = "Next task"
 _DURING = "evaluate_during"
-_SCORED_BY = ("policy", "dataset", "environment", "rewards", "instruction", "limits")
+# Fields of a run file on which no score of the initial policy depends; of the strategy, what it evolves counts.
+_NOT_SCORED_BY = {"name", "output", "seed", "threads", "strategy", "llm", "evaluation", "logging"}
 Tasks = Mapping[str, Mapping[str, Any]]
 """By name, the fields of a run file in which a task differs from the run before it."""
 
@@ -183,21 +184,22 @@ def robustness(
     run: MeasuredRun,
     texts: Sequence[str],
     options: EvaluationOptions,
-    of_initial: dict[str, tuple[list[Row], dict[str, PromptScores]]],
+    initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]],
 ) -> Iterator[ScoreTable]:
     """Yield the scores of the initial and the best policy under other instructions, and without any.
 
     Args:
-        of_initial: the questions and scores of initial policies so far, which several runs may share; added to.
+        initial_scores: the questions and scores of initial policies so far, which several runs may share; added to.
     """
     under = f"under {len(texts)} other{'s' * (len(texts) != 1)}"
     by_text = {text: text for text in texts} | {"": ""}
     raw = dump_config(run.config)
-    initial = json.dumps([raw[name] for name in _SCORED_BY] + [run.config.training.precision])
-    if initial not in of_initial:
-        of_initial[initial] = _scores(run.config, None, by_text, options)[1:]
+    scored_by = {name: raw[name] for name in raw.keys() - _NOT_SCORED_BY}
+    key = json.dumps([scored_by, run.config.method.evolves], sort_keys=True)
+    if key not in initial_scores:
+        initial_scores[key] = _scores(run.config, None, by_text, options)[1:]
     of_best = _scores(run.trained_config, run.policies[BEST], by_text, options)[1:]
-    for name, (tasks, scores) in {INITIAL: of_initial[initial], BEST: of_best}.items():
+    for name, (tasks, scores) in {INITIAL: initial_scores[key], BEST: of_best}.items():
         rewards = {text: scored.rewards["greedy"] for text, scored in scores.items()}
         others = sorted((rewards[text] for text in texts), key=fmean)
         figures = {
@@ -412,7 +414,7 @@ def measure(
     for run in runs:
         quiet_libraries(run.config)
     values: list[ScoreTable] = []
-    of_initial: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
+    initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
     printed = set[str]()
     output.mkdir(parents=True, exist_ok=True)
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
@@ -421,7 +423,7 @@ def measure(
             run_chains(training, at_once, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)
-                values += robustness(run, texts, options, of_initial) if texts else ()
+                values += robustness(run, texts, options, initial_scores) if texts else ()
             for run, chain in chains:
                 values += () if chain.problem else curves(run, chain)
     except KeyboardInterrupt:

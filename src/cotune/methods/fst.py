@@ -426,7 +426,7 @@ def check(options: FstOptions, shape: RunShape) -> None:
 
 
 def cost(options: FstOptions, shape: RunShape) -> Cost:
-    rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
+    rounds = sum(map(options.is_due, range(1, shape.steps - options.distil_steps + 1)))
     calls = rounds * math.ceil(options.budget / MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
     validations = 1 + options.checks_uplift

@@ -127,6 +127,7 @@ class Method:
             clips the importance ratio and drops no token's gradient.
         check: raises ValueError for options that do not fit the run; the message starts with the field.
         cost: bounds what evolution spends.
+        schedule: says when phases of evolution come, for a run that has none; "" if the options mean it to have none.
         distillation: returns how rollouts that are trained on another prompt are weighted.
     """
 
@@ -140,6 +141,7 @@ class Method:
     loss: Literal["grpo", "cispo"] = "grpo"
     check: Callable[[Any, RunShape], None] = lambda options, shape: None
     cost: Callable[[Any, RunShape], Cost] = lambda options, shape: Cost()
+    schedule: Callable[[Any], str] = lambda options: ""
     distillation: Callable[[Any], Distillation] = lambda options: Distillation()
 
     @property

@@ -67,7 +67,8 @@ class ByKind:
         is_mapping = isinstance(value, Mapping)
         fields = cast("Mapping[str, Any]", value)
         if not ("kind" in fields if is_mapping else hasattr(value, "kind")):
-            expected = ", ".join(map(repr, self.built_in))
+            # The error has no other field for the kinds.
+            expected = ", ".join(map(repr, kinds_with(self.group, self.built_in)))
             raise PydanticKnownError("union_tag_not_found", {"discriminator": expected})
         kind = fields["kind"] if is_mapping else value.kind
         # A list, as a file may give a kind that has no hash. Packages are searched for other kinds only.

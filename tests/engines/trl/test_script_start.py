@@ -41,6 +41,8 @@ def geo() -> GeoEnvironment:
         (lambda: cotune.INSPO(instruction=cast(Any, 3)), "INSPO: instruction is of type int"),
         (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
         (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is the class RulesLLM; .* an object with complete"),
+        (lambda: cotune.INSPO(llm=cast(Any, cotune.OpenAIOptions)), "INSPO: llm is the class OpenAIOptions"),
+        (lambda: cotune.INSPO(llm="/"), "INSPO: llm is the folder '/'; expected a file of texts, or a model"),
         (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
         (lambda: cotune.INSPO(llm=cast(Any, {"model": "m", "api_key": "a1B2" * 8})), "INSPO: llm is of type dict"),
         (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
@@ -56,6 +58,7 @@ def test_a_methods_options_are_those_of_a_run_file() -> None:
     assert cotune.INSPO(window=2).options == InspoOptions(window=2)
     hints = P2OOptions(successes_below=3, hinted_per_group="half")
     assert cotune.P2O(successes_below=3, hinted_per_group="half").options == hints
+    assert cotune.INSPO(llm="m" * 300).llm == cotune.OpenAIOptions(model="m" * 300)
     assert cotune.INSPO(llm="gpt-4.1").llm == cotune.OpenAIOptions(model="gpt-4.1")
 
 

@@ -328,7 +328,7 @@ def test_a_checkpoint_that_a_later_callback_asks_for_can_be_resumed(tmp_path: Pa
     training = begin(tmp_path, "inspo", save_steps=2, save_total_limit=1, max_steps=1)
     training.trainer.add_callback(Asks(1))
     training.trainer.train()
-    assert "INSPO evolves nothing after the start" in training.events("notice")[0]["text"]
+    assert "INSPO has no phase of evolution" in training.events("notice")[0]["text"]
     assert load_state(training.checkpoints / "checkpoint-1")["batches"] == 1
 
 

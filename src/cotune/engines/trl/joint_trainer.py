@@ -246,6 +246,8 @@ class JointTrainer(PolicyUpdate):
             name = self.settings.record["name"]
             console = Console()
             show_plan(planned, name, joint.parts.limits, llm, console)
+            for text in self._notices():
+                console.print(text, markup=False, highlight=False)
         return planned
 
     def _shape(self) -> RunShape:
@@ -254,6 +256,13 @@ class JointTrainer(PolicyUpdate):
             rollout_budget=self.settings.rollout_budget,
             frozen=self.settings.frozen,
             questions=len(self.joint.parts.environment.tasks("train")),
+        )
+
+    def _notices(self) -> Sequence[str]:
+        return (
+            [*shape_notices(self.method.options, self._shape())]
+            if self.settings.has_batches
+            else []
         )
 
     def try_rollouts(
@@ -392,16 +401,15 @@ class JointTrainer(PolicyUpdate):
             check_spread(state, self)  # before the trainer loads weights of a different shape
 
         best = self._evaluation.best
-        joint.changed = begin_run(record, self.settings, best, checkpoint, check, resume=resume)
+        joint.changed = begin_run(
+            record, self.settings, best, checkpoint, check, self._notices(), resume=resume
+        )
         if checkpoint is not None and world().rank == 0:
             set_aside_newer(checkpoint)
         rate = self.args.learning_rate
         is_fresh = checkpoint is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
-        if is_fresh and self.settings.has_batches:
-            for text in shape_notices(self.method.options, self._shape()):
-                record.event("notice", 0, text=text)
         if is_fresh and not self.scores_shared:
             text = "the trainer feeds a prompt again for each of its rollouts: updates are slower than with TRL 1.16's"
             record.event("notice", 0, text=text)
@@ -561,7 +569,7 @@ def _check_arguments(method: object, rollout_func: object, args: object, limits:
     ):
         if not isinstance(value, kind | None):
             raise ConfigError(
-                f"{name} is {type_of(value)}; expected one such as {example}, or None"
+                f"{name} is {type_of(value)}; expected an object such as {example}, or None"
             )
 
 

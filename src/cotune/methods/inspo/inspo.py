@@ -95,12 +95,16 @@ class InspoOptions(TrainedPromptOptions, Section):
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
             )
-        evolves = 0 < self.evolve_every < self.evolve_until and self.population_size > 1
-        if evolves and self.parents >= self.population_size:
+        if self.evolves and self.parents >= self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected fewer than population_size, {self.population_size}, so that "
                 "an evolution has room for new instructions, or evolve_every 0"
             )
+
+    @property
+    def evolves(self) -> bool:
+        """Return whether a long run has phases of evolution."""
+        return 0 < self.evolve_every < self.evolve_until and self.population_size > 1
 
     def is_due(self, step: int, every: int) -> bool:
         """Return whether a phase that runs every so many steps is due at the end of a step."""
@@ -521,8 +525,8 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
     every = options.evolve_every
-    last = min(options.evolve_until, shape.steps)
-    phases = len(range(every, last, every)) if every else 0
+    last = min(options.evolve_until, shape.steps - options.distil_steps)
+    phases = len(range(every, last, every)) if options.evolves else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
@@ -542,5 +546,8 @@ METHOD = Method(
     evolves="instruction",
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
+    schedule=lambda options: (
+        f"one comes every evolve_every, {options.evolve_every}, steps" if options.evolves else ""
+    ),
     distillation=lambda options: options.weighting,
 )

@@ -347,5 +347,9 @@ METHOD = Method(
     evolves="hints",
     check=check,
     cost=cost,
+    schedule=lambda options: (
+        "one comes after an epoch that leaves hints.hard_set_min_count, "
+        f"{options.hints.hard_set_min_count}, hard questions"
+    ),
     distillation=lambda options: options.distillation,
 )
