@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 29_750,
+    "lines of src": 29_762,
     "lines of lab": 7_000,
     "lines of tests": 31_974,
     "words of docs": 30_000,

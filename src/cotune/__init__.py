@@ -7,12 +7,12 @@ if TYPE_CHECKING:
     __version__: str
     from cotune.cli.train import resume as resume
     from cotune.cli.train import train as train
-    from cotune.config.evolving_methods import FST as FST
-    from cotune.config.evolving_methods import GEPA as GEPA
-    from cotune.config.evolving_methods import INSPO as INSPO
-    from cotune.config.evolving_methods import P2O as P2O
+    from cotune.config.fst_methods import FST as FST
+    from cotune.config.fst_methods import GEPA as GEPA
+    from cotune.config.inspo_method import INSPO as INSPO
     from cotune.config.joint_method import OtherMethod as OtherMethod
     from cotune.config.joint_method import Static as Static
+    from cotune.config.p2o_method import P2O as P2O
     from cotune.data.dataset import DatasetConfig as DatasetConfig
     from cotune.data.dataset import read_dataset as read_dataset
     from cotune.data.dataset import tasks_from as tasks_from
@@ -58,8 +58,10 @@ if TYPE_CHECKING:
 # Loaded on first use, so that importing cotune costs only what is used.
 _NAMES = {
     "cli.train": "resume train",
-    "config.evolving_methods": "FST GEPA INSPO P2O",
+    "config.fst_methods": "FST GEPA",
+    "config.inspo_method": "INSPO",
     "config.joint_method": "OtherMethod Static",
+    "config.p2o_method": "P2O",
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",
     "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",

@@ -1,18 +1,9 @@
-"""The methods that change a prompt, as Python objects."""
+"""FST and GEPA as Python objects."""
 
 from dataclasses import dataclass
 
 from cotune.config.joint_method import JointMethod
 from cotune.methods.fst import FstOptions, GepaOptions
-from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.p2o import P2OOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class INSPO(JointMethod, InspoOptions):
-    """Co-evolve instruction and policy (INSPO, arXiv 2512.01945)."""
-
-    options_class = InspoOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +24,3 @@ class FST(JointMethod, FstOptions):
     """
 
     options_class = FstOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class P2O(JointMethod, P2OOptions):
-    """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
-
-    The instruction does not change.
-    """
-
-    options_class = P2OOptions
