@@ -165,6 +165,8 @@ def test_sizes_under_which_a_run_cannot_do_what_it_is_for_are_noticed(
     notices = [*shape_notices(options, RunShape(group_size=4, steps=8, **size))]
     assert len(notices) == bool(says)
     assert all(text.startswith(says) for text in notices)
+    frozen = RunShape(group_size=4, steps=8, frozen=True, **size)
+    assert options.kind != "static" or not [*shape_notices(options, frozen)]
 
 
 def test_a_number_beyond_the_context_is_said_to_be() -> None:

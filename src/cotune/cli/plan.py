@@ -45,9 +45,8 @@ def plan(
     sizes = sizes or split_sizes(config)
     planned = plan_run(config, sizes)
     show_plan(planned, config.name, config.limits, config.proposer, console)
-    if config.has_batches:
-        for text in shape_notices(config.strategy, config.shape(sizes["train"])):
-            console.print(text, markup=False, highlight=False)
+    for text in shape_notices(config.strategy, config.shape(sizes["train"])):
+        console.print(text, markup=False, highlight=False)
     if price := engine_of(config).price(config, planned.rollouts):
         console.print(price, markup=False, highlight=False)
 

@@ -86,6 +86,10 @@ def check_retriever(environment: Environment) -> None:
 
 def shape_notices(options: MethodOptions, shape: RunShape) -> Iterator[str]:
     """Yield notices about sizes under which a run cannot do what it is for."""
+    method = method_of(options.kind)
+    # No batch is rolled out.
+    if shape.frozen and not method.uses_batches:
+        return
     size = shape.questions_per_step
     if size > shape.questions:
         yield (
@@ -95,7 +99,6 @@ def shape_notices(options: MethodOptions, shape: RunShape) -> Iterator[str]:
     if shape.rollout_budget is not None:
         steps = min(shape.steps, shape.rollout_budget // (size * shape.group_size))
         shape = replace(shape, steps=steps)
-    method = method_of(options.kind)
     if (schedule := method.schedule(options)) and not method.cost(options, shape).phases:
         yield (
             f"{method.label} has no phase of evolution in this run (steps: {shape.steps}, questions: "

@@ -189,7 +189,7 @@ def begin_joint(
     settings = joint.parts.settings
     environment = joint.parts.environment
     shape = config.shape(len(environment.tasks("train")))
-    notices = shape_notices(config.strategy, shape) if settings.has_batches else ()
+    notices = shape_notices(config.strategy, shape)
     joint.changed = begin_run(record, settings, best, checkpoint, check, notices, resume=resume)
     joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
     if checkpoint is None:

@@ -258,12 +258,8 @@ class JointTrainer(PolicyUpdate):
             questions=len(self.joint.parts.environment.tasks("train")),
         )
 
-    def _notices(self) -> Sequence[str]:
-        return (
-            [*shape_notices(self.method.options, self._shape())]
-            if self.settings.has_batches
-            else []
-        )
+    def _notices(self) -> Iterator[str]:
+        return shape_notices(self.method.options, self._shape())
 
     def try_rollouts(
         self, count: int = 4, split: str = "train", *, greedy: bool = False
