@@ -28,7 +28,7 @@ _CLI_STATUS = """## Exit status
 | status | meaning |
 | --- | --- |
 | 0 | success |
-| 1 | a failure that is not in your files: an endpoint, a budget, an engine |
+| 1 | a failure that is not in your files, such as an engine's |
 | 2 | an invalid run file, folder or argument; one line says which field to change |
 | 130 | stopped with Ctrl-C or SIGTERM; one line says how to resume |
 
@@ -125,8 +125,9 @@ def _shared(group: Any) -> list[Any]:
     for _, command in _commands_of(group):
         for parameter in _shown(command):
             if parameter.param_type_name == "option":
-                counts[parameter.help] += 1
-                options.setdefault(parameter.help, parameter)
+                text = _default(parameter) + (parameter.help or "")
+                counts[text] += 1
+                options.setdefault(text, parameter)
     return [options[text] for text, count in counts.items() if count > 1]
 
 

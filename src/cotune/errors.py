@@ -22,7 +22,7 @@ class RetrievalError(CotuneError):
 
 
 class BudgetError(CotuneError):
-    """The next LLM call could exceed the run's budget and was not made."""
+    """The LLM's budget is spent, or its bank has no text left."""
 
 
 class EvolutionError(CotuneError):

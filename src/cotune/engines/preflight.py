@@ -1,8 +1,8 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
-A check builds a part of the run, and its error is the check's. `train` and `resume` stop at the first one.
-`plan --steps`, `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks.
-`doctor` goes on and shows all of it. Checks run in order of cost; weights are not loaded.
+A check builds a part of the run, and its error is the check's. `train`, `resume` and `plan --steps` stop at the first
+one. `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks. `doctor` goes on
+and shows all of it. Checks run in order of cost; weights are not loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -167,7 +167,6 @@ _EVALUATED = {
     "after": "best instruction ({instruction_id})",
     "plain": "initial instruction",
     "hinted": "best instruction and hint",
-    "last": "last policy, best instruction ({instruction_id})",
 }
 """What is evaluated, by `when` of an event."""
 

@@ -138,7 +138,7 @@ def _benchmark_set(
         option = "benchmark" if benchmark.hub else "questions"
         raise ConfigError(
             f"--{option} {name}: environment.kind {config.environment.kind} brings its own "
-            "questions; expected a run on search, geo or questions of a data set"
+            "questions; expected a run on search, or on questions of a data set"
         )
     else:
         benchmark_environment = environment.with_tasks({name: tasks})

@@ -67,7 +67,7 @@ class InspoOptions(TrainedPromptOptions, Section):
             the parent alone ("paraphrase").
         groups: what the rollouts of a question are sampled under (`methods.last_stage.Groups`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
-            "population" draws several instructions and spreads them evenly over the rollouts.
+            "population" draws an instruction for each rollout.
     """
 
     kind: Literal["inspo"] = "inspo"
