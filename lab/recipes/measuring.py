@@ -50,7 +50,7 @@ class Bench:
     def policy(self, folder: Path, seed: int = 0, test: int = 400) -> Coordinator:
         """Return a coordinator that samples from the policy in a folder, on test questions."""
         settings = RolloutSettings(self.limits, self.temperature, seed)
-        return local_coordinator(folder, self.environment(seed, test), self.initial, settings)
+        return local_coordinator(folder, self.environment(seed, test), settings)
 
     def instructed(self, sentence: str, index: int) -> str:
         """Put a request before or after the initial instruction, in turn."""

@@ -64,6 +64,7 @@ class LLM(Protocol):
 
     If an attribute `optional` is true, a run whose proposals all fail continues. An attribute `origin` is recorded as
     the origin of its proposals. With `state_dict` and `load_state_dict` it has a state that is saved with the run.
+    A run file sets an attribute `seed` to its own.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -169,10 +170,11 @@ class Strategy(ABC):
 class Environment(Protocol):
     """Provides tasks, answers the policy's actions and scores episodes.
 
-    `environments.base.TaskEnvironment` implements everything but `respond`. An environment may have
+    `environments.base.TaskEnvironment` implements everything: one turn, and reward 0. An environment may have
     a `description`, a text that tells the proposing LLM what the environment offers, instead of its
     tools' schemas; the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`); and
-    `parallel_responses`, the number of calls of `respond` that may run at the same time, in any threads.
+    `parallel_responses`, the number of calls of `respond` that may run at the same time, in any threads;
+    `measure`, the name of its score; and `offline_rules(seed)`, an LLM that needs no model.
     """
 
     @property

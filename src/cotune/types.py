@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 
 class Section:
-    """Base of options as dataclasses: as a section of a run file they allow no other fields."""
+    """Base of options that are dataclasses; as a section of a run file they refuse unknown fields."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -94,7 +94,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best instruction by weight, with its margin over the runner-up.
+    """The best instruction by weight, with the evidence for it.
 
     Attributes:
         steps, rollouts: in how many of them it was observed.
@@ -158,7 +158,7 @@ class Distillation(Section):
         ratio: "original", the paper's, has π_old(ỹ|x) in the denominator of the importance ratio, which starts at 1.
             "masked_signed" also leaves out the tokens whose context ratio is outside [low, high] if the advantage is
             not positive: raising an improbable token is bounded, pushing it down is not.
-        low, high: bounds of the context ratio, with the mask; the defaults are the scripts'.
+        low, high: bounds of the context ratio, with the mask; the defaults are those of P²O's scripts.
     """
 
     ratio: Literal["original", "masked_signed"] = "original"
@@ -189,7 +189,7 @@ class Progress:
 
 Metrics = Mapping[str, float]
 Purpose = str
-"""The purpose of rollouts: "train", "verify", "evolve" or "evaluate"."""
+"""The purpose of rollouts: "train", "verify", "evolve", "try", or "evaluate", to which files add when."""
 
 
 # ---- a rollout

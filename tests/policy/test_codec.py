@@ -273,7 +273,7 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
     save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
     environment = with_tools()
 
-    coordinator = local_coordinator(tmp_path / "lfm", environment, "Go.", RolloutSettings())
+    coordinator = local_coordinator(tmp_path / "lfm", environment, RolloutSettings())
     assert coordinator.settings.context_tokens == 4096  # the policy's own
     codec = coordinator.codec
     ids = codec.encode("<|tool_call_start|>[look_up(text='a')]<|tool_call_end|>")
@@ -281,7 +281,7 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
 
     assert codec.read_calls(ids, TOOLS, prompt).calls == (ToolCall("look_up", {"text": "a"}),)
     with pytest.raises(ConfigError, match="does not show tools"):
-        local_coordinator(tmp_path / "plain", environment, "Go.", RolloutSettings())
+        local_coordinator(tmp_path / "plain", environment, RolloutSettings())
 
 
 @pytest.mark.parametrize(

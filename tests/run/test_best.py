@@ -33,7 +33,6 @@ from cotune.run.record import Record
             "Kept: the policy of step 4 with instruction i0, the best on validation with exact match "
             "0.500 (95 %: 0.250 to 0.750); instruction i3 scores 0.250 there",
         ),
-        ({"em": 0.0, "instruction_id": ""}, "Kept: the policy of step 4"),
     ],
 )  # fmt: skip
 def test_a_record_says_what_is_kept_and_why(

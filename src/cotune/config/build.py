@@ -113,7 +113,6 @@ def run_policy(
     return local_coordinator(
         best or start,
         environment,
-        "",  # each rollout has its prompt
         RolloutSettings(config.limits, sampled, config.seed, training.rows_per_call),
         dtype=weights_dtype(policy, training.precision),
         # The run folder may come from another machine, with the local base in another place.

@@ -1,1 +1,1 @@
-"""Engines that train the weights. `engine.py` is the interface; trl/ and verl/ implement it."""
+"""Engines that train the weights. `engine.py` is the interface; trl/, verl/ and tinker/ implement it."""

@@ -24,7 +24,7 @@ from cotune.run.events import truncation_notice
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH, Score, measure_of, recorded_score, score_trajectories
+from cotune.run.scores import Score, measure_of, recorded_score, score_trajectories
 from cotune.types import Prompt, Trajectory
 from cotune.utils.text import one_line
 
@@ -216,7 +216,7 @@ class RunEvaluation:
 
     Args:
         initial: the prompt with the initial instruction.
-        report: receives every score under its tracker name.
+        report: receives each score that trackers show, under its name there.
 
     Attributes:
         rollouts: those of the last validation under the best instruction.
@@ -307,7 +307,7 @@ class RunEvaluation:
             trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
         )
         if joint.coordinator.comm.rank == 0:
-            # Record under the following step, so that a resume drops these lines and writes them again.
+            # In a run file under the following step, so that a resume drops these lines and writes them again.
             joint.parts.record.score(
                 joint.coordinator.current_step,
                 trajectories,
@@ -405,7 +405,7 @@ class RunEvaluation:
                     if rollout["attempt"] == row["attempt"]
                     and rollout["instruction"] == row["instruction_id"]
                 ]
-                return recorded_score(row, rollouts, row.get("measure", EXACT_MATCH))
+                return recorded_score(row, rollouts, row["measure"])
         return None
 
 
@@ -416,7 +416,7 @@ def conclude(
     environment: Environment,
     tokenizer: Any = None,
 ) -> None:
-    """Write a finished run's summary, complete best/, write the report, and show the scores."""
+    """Write a finished run's summary, complete best/, write the report, and say where both are."""
     os.chdir(settings.working_folder)  # the policy's path may be relative
     run.event("run_finished", outcome.steps + 1)
     write_run_summary(settings, run, outcome)

@@ -240,7 +240,7 @@ class Joint:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state was saved by a different run."""
+        """Restore a state; raise ConfigError if a different run saved it."""
         check_identity(state, self.identity)
         self.batches = int(state["batches"])
         self.ended = bool(state["ended"])
@@ -262,6 +262,6 @@ def check_identity(state: State, identity: Mapping[str, str]) -> None:
     for name, saved_value in state["identity"].items():
         if identity.get(name) != saved_value:
             raise ConfigError(
-                f"{name}: is not what the saved run began with ({saved_value[:120]}); restore it, or "
+                f"{name} differs from what the saved run began with ({saved_value[:120]}); restore it, or "
                 "start a new run in another folder"
             )

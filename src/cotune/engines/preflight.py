@@ -1,8 +1,8 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
 A check builds a part of the run, and its error is the check's. `train`, `resume` and `plan --steps` stop at the first
-one. `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks. `doctor` goes on
-and shows all of it. Checks run in order of cost; weights are not loaded.
+one. `compare --dry-run` stops at errors in the run file, and warns of what this machine lacks; so does `try`, which also
+needs the policy's files and the retriever. `doctor` goes on and shows all of it. Checks run in order of cost; weights are not loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ class Check:
 
     Attributes:
         name: the field or thing that it checks.
-        look: returns what is there, in one line; None to say nothing. Raises ConfigError.
+        look: returns what is there, in one line; None to say nothing. Raises ConfigError or EngineError.
         here: whether it checks this machine rather than the run file.
         needs: names of the checks that must pass first.
     """
@@ -119,7 +119,7 @@ class Preflight:
         ]
 
     def require(self, *, machine_checks: Sequence[str] | None = None) -> "Preflight":
-        """Raise ConfigError for the first error; warn of notices.
+        """Raise the first error, a ConfigError or EngineError; warn of notices.
 
         Args:
             machine_checks: names of the checks of this machine that must pass; the others only warn. None is all, as
@@ -203,7 +203,7 @@ class Preflight:
         return f"training.engine: {name} {installed(name) or ''}".rstrip()
 
     def _policy_files(self) -> None:
-        """Check that a policy's name is in the hub's cache, or that the hub has it."""
+        """Check that a policy is a folder or in the hub's cache, or that the hub can be asked for it."""
         path = policy_path(self.config.policy.path)
         if not Path(path).is_dir() and not cached_folder(path) and only_local(path):
             name = hide_secrets(path, guess="/" not in path)  # it may be a misplaced key

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cotune.engines.preflight import Preflight
 
 
-def method_of(config: RunConfig) -> JointMethod:
+def joint_method_of(config: RunConfig) -> JointMethod:
     """Return the method of a run file."""
     return OtherMethod(
         strategy=config.strategy,
@@ -62,7 +62,7 @@ def run_file_parts(checked: "Preflight", console: Console) -> Parts:
     """Return the parts of a run file's run, which has passed its checks."""
     config = checked.config
     settings = settings_of(config, console, tuple(checked.llm_calls))
-    method = method_of(config)
+    method = joint_method_of(config)
     parts = run_parts(
         settings, method, checked.environment, checked.codec, config.limits, checked.rewards
     )
@@ -167,7 +167,7 @@ def begin_run(
     if resume and world().rank == 0:
         before = record.read_config()
         record.replace_config(settings.record)
-        if "library" not in settings.record:  # a script shows itself what it changes
+        if "library" not in settings.record:  # a script shows its own changes
             return changes(before, settings.record)
     return {}
 

@@ -286,7 +286,7 @@ def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Res
     if not calls:  # as in TRL, also if it has a call that cannot be read
         return Response(done=True, action="answer", error=action.calls.error)
     if action.last:
-        return Response(done=True, action=name_action(action), error=OUT_OF_TURNS)
+        return Response(done=True, action="call", error=OUT_OF_TURNS)
     # TRL puts the results of async functions after those of others.
     pairs = sorted(
         zip(calls, jobs, strict=True), key=lambda pair: pair[1] is not None and pair[1].is_async

@@ -301,6 +301,9 @@ class MeteredLLM:
         self.optional = optional or bool(getattr(llm, "optional", False))
         self._record = record
         self._model = model
+        for name in ("state_dict", "load_state_dict"):
+            if hasattr(llm, name):
+                setattr(self, name, getattr(llm, name))
 
     def complete(self, prompt: str) -> Completion:
         """Return the LLM's reply; LLMError also for an exception that is not cotune's."""

@@ -15,10 +15,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from cotune.errors import ConfigError
-from cotune.policy.policy_files import ADAPTER_CONFIG, LoraOptions
+from cotune.policy.policy_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraOptions
 from cotune.utils.packages import need
-
-_WEIGHTS = "adapter_model.safetensors"
 
 
 def lora_config(options: LoraOptions, model: Any = None) -> Any:
@@ -127,7 +125,7 @@ def write_adapter(
     config.inference_mode = True
     folder.mkdir(parents=True)
     config.save_pretrained(str(folder))
-    save_file(weights, folder / _WEIGHTS, {"format": "pt"})
+    save_file(weights, folder / ADAPTER_WEIGHTS, {"format": "pt"})
 
 
 def read_weights(model: Any, folder: Path) -> dict[str, Any]:
@@ -142,7 +140,7 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     from peft import get_peft_model_state_dict
 
     adapter = model.active_adapter
-    file = (folder if adapter == "default" else folder / adapter) / _WEIGHTS
+    file = (folder if adapter == "default" else folder / adapter) / ADAPTER_WEIGHTS
     # Every kind of adapter has its own rule for the names under which peft saves its weights.
     own_names: Any = {name: name for name in model.state_dict()}
     saved = get_peft_model_state_dict(model, own_names, adapter, save_embedding_layers=True)

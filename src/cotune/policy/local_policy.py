@@ -134,7 +134,6 @@ def _loading(path: str | Path, of: str = "") -> Generator[None]:
 def local_coordinator(
     folder: str | Path,
     environment: Environment,
-    instruction: str,
     settings: RolloutSettings,
     *,
     dtype: str = "auto",
@@ -150,7 +149,6 @@ def local_coordinator(
 
     Args:
         folder, dtype, base: see `load`; an adapter is not merged.
-        instruction: the default prompt of `evaluate`.
         settings: limits, temperature and seed; the context length is the policy's.
         chat_template: replaces the folder's; see `codec.use_template`.
         casts: opens the autocast that the policy computes under.
@@ -164,7 +162,7 @@ def local_coordinator(
     codec = HFCodec(tokenizer, template_args)
     check_turns(environment, codec)
     return Coordinator(
-        strategy=StaticStrategy(instruction),
+        strategy=StaticStrategy(""),
         environment=environment,
         codec=codec,
         sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts),

@@ -42,6 +42,7 @@ class PolicyConfig(Model):
 
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 """The file of an adapter's folder that names its base."""
 
 
@@ -133,7 +134,7 @@ def weights_size(folder: Path) -> int:
 def only_local(path: str | Path) -> bool:
     """Return whether to load a policy from this machine only: a folder, or the hub's cache if the hub is out of reach.
 
-    The hub is asked once, for at most HF_HUB_ETAG_TIMEOUT seconds (10 by default); its own clients would retry
+    Each call asks the hub once, for at most HF_HUB_ETAG_TIMEOUT seconds (10 by default); its own clients would retry
     each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants

@@ -30,8 +30,8 @@ def native_bfloat16() -> bool:
 def weights_dtype(policy: PolicyConfig, precision: Precision) -> str:
     """Return the type to load a policy's weights in: as `policy.dtype`, with "auto" resolved.
 
-    "auto" stays the checkpoint's on a GPU. Without one it is float32 for `fp32`, and for `auto` if the
-    CPU has no native bfloat16; and bfloat16 for `bf16`, if the weights are frozen under adapters.
+    "auto" is float32 for `fp32`. Otherwise it stays the checkpoint's on a GPU; without one it is float32 for `auto` if
+    the CPU has no native bfloat16, and bfloat16 for `bf16` if the weights are frozen under adapters.
     """
     if policy.dtype != "auto":
         return policy.dtype

@@ -88,7 +88,7 @@ RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
 
 
 class RolloutFailed(EngineError):
-    """Raised on every rank if a rollout failed on any of them."""
+    """Raised on every one of several ranks if a rollout failed on any of them."""
 
 
 class Coordinator:
@@ -301,7 +301,7 @@ class Coordinator:
             restore_llm(self.llm, state["llm"])
 
     def on_rank_zero(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on rank 0 while the others serve; all return its result or raise its error.
+        """Run `work` on rank 0 while the others serve; all return its result. If it fails, the others raise an EngineError.
 
         All ranks call it together. Within `work` it runs its argument directly.
         """

@@ -17,7 +17,7 @@ _WINDOW = 0.005  # seconds that a call waits for others to join it
 class Together:
     """Batch awaited calls of a function that takes and returns lists.
 
-    Requests that arrive at about the same time, or while as many calls run as may, go into one call.
+    Requests that arrive at about the same time, or while `parallel` calls are running, go into one call.
 
     Args:
         function: maps a list of items to a list of results, in the same order.
@@ -81,7 +81,9 @@ class Together:
             # The others would end the process, or leave the awaiting task without an answer.
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 return (), error
-            return (), EngineError(f"an environment raised {type(error).__name__}: {error}")
+            return (), EngineError(
+                f"an environment or its rewards raised {type(error).__name__}: {error}"
+            )
         if len(results) != len(items):
             return (), EngineError(
                 f"asked for {len(items)} results, an environment or its rewards gave {len(results)}"

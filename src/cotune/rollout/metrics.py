@@ -17,7 +17,7 @@ from cotune.run.events import (
 )
 from cotune.types import SEARCH_FAILED, StopReason, Trajectory
 
-_NO_CALLS = ("answer", "call", "invalid")  # "call": of tools that do not exist
+_NO_CALLS = ("answer", "call", "invalid")  # "call": of no known tool, or in the last turn
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use any text
 
 
@@ -26,8 +26,8 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted rollout and among the
     others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>` the mean number of turns per rollout
-    with that kind of action (for a tool, its calls), and `actions_failed/<kind>` the share of these calls that went
-    wrong. These three and the shares of `run.events` are left out if they are zero.
+    with that kind of action ("2_calls" for a turn with two), and `actions_failed/<kind>` the share of these turns that
+    went wrong. These and the shares of `_outages` are left out if they are zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]

@@ -29,9 +29,7 @@ class TaskOrder:
         self, tasks: Sequence[Task], questions: int, seed: int, shuffle: bool = True
     ) -> None:
         if not tasks:
-            raise ConfigError(
-                "environment: the training split is empty; expected at least one task (see environment.train)"
-            )
+            raise ConfigError("environment: its train split is empty; expected at least one task")
         self.by_id = {task.id: task for task in tasks}
         if len(self.by_id) != len(tasks):
             raise ConfigError(

@@ -36,7 +36,7 @@ class BestRecord:
     em: float = 0.0
     step: int = 0
     hint: str = ""
-    validated: bool | None = None
+    validated: bool = False
     measure: str = EXACT_MATCH
     n: int | None = None
     interval: tuple[float, float] | None = None
@@ -63,17 +63,13 @@ class BestRecord:
     def statement(self) -> str:
         """Return which pair is kept, and why, in one or two sentences."""
         of = f" of {self.trained}" if self.trained is not None else ""
-        pair = f"the policy of step {self.step}{of}"
-        if self.instruction_id:
-            pair += f" with instruction {self.instruction_id}"
+        pair = f"the policy of step {self.step}{of} with instruction {self.instruction_id}"
         if self.observed_rollouts is not None:
             steps = _count(self.observed_steps or 0, "step")
             rollouts = _count(self.observed_rollouts, "rollout")
             pair += f" (observed in {steps}, {rollouts}"
             close = f"; too close to {self.runner_up} to call" if self.too_close_to_call else ""
             pair += f"{close if self.runner_up else ''})"
-        if self.validated is None:
-            return f"Kept: {pair}"
         if not self.validated:
             return f"Kept: {pair}, the last one, not checked: nothing was evaluated on validation"
         text = f"Kept: {pair}, the best on validation with {self.measure} {self.em:.3f}"
@@ -86,7 +82,7 @@ class BestRecord:
         return text
 
 
-# Building it takes longer than a file's validation, and a page that follows a training reads it often.
+# Building it takes longer than validating a file.
 _RECORD = TypeAdapter(BestRecord)
 
 

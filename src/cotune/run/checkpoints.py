@@ -16,7 +16,7 @@ _NAME = re.compile(r"(?:checkpoint-|global_step_)(\d+)")  # TRL's and veRL's
 
 
 def save_state(checkpoint: Path, state: State) -> None:
-    """Complete a folder, in which the trainer has written all of its files, by cotune's state."""
+    """Write cotune's state into a folder that the trainer has finished; this completes the checkpoint."""
     write_json_atomic(checkpoint / STATE, state)
 
 

@@ -95,7 +95,7 @@ def _outage_notice(metrics: Mapping[str, float]) -> str:
     for name, share in metrics.items():
         tool = name.removeprefix(FAILED_CALLS)
         if tool != name and share > _NEARLY_ALL and metrics[f"actions/{tool}"] > _MOST:
-            return f"{share:.0%} of the calls of {tool} failed; read the errors in trajectories/"
+            return f"{share:.0%} of the turns with {tool} failed; read the errors in trajectories/"
     return ""
 
 
@@ -249,7 +249,7 @@ class RunDisplay:
             return
         self._last_step = step
         if self._console is not None:
-            total = int(values.get("total_steps", self._total))
+            total = self._total
             report("step", step, total)
             figures = [
                 text.format(values[name]) for name, text in _FIGURES.items() if name in values

@@ -42,7 +42,7 @@ _SLACK = 1 + 1e-9
 
 
 class Listener(Protocol):
-    """Follows a record as it is written: the console, a log, the report."""
+    """Follows a record as it is written: the console, or a script's log."""
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None: ...
 

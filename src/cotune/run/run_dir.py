@@ -3,15 +3,15 @@
     run.yaml            the resolved configuration and the folder's schema_version
     run.lock            held while a process trains
     events.jsonl        what happened, one event a line
-    metrics.jsonl       metrics of each step
+    metrics.jsonl       metrics of each optimizer step
     trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
     costs.jsonl         rollouts, tokens, LLM calls and money (cotune.run.costs)
     checkpoints/        what a resume starts from
     replies.jsonl       the replies of the optimizer LLM, which a resumed run uses again
     best/               the policy and instruction to ship
-    summary.json        the run's result; written last
+    summary.json        the run's result; best/ is completed and the report written after it
     quadrants.json      scores of initial and trained weights under both instructions (cotune evaluate)
-    report.html         the same as a page
+    report.html         the run as a page
 
 Whole files are replaced atomically. JSONL files are appended to, one write per line; a line counts
 once its newline is written, so a kill in the middle of an append costs only that line.

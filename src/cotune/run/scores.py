@@ -1,4 +1,4 @@
-"""The score of a set of rollouts: the mean reward with its interval, overall and by stratum."""
+"""The score of a set of rollouts: the mean reward with its interval, and the means of strata."""
 
 import math
 from collections import defaultdict

@@ -210,7 +210,7 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
         adapter=adapter, service=adapter.service, base=server.model, identity={},
         coordinator=SimpleNamespace(strategy=StaticStrategy("say ")),
     )  # fmt: skip
-    best = TinkerBest(tmp_path / "best", tiny_tokenizer())
+    best = TinkerBest(tmp_path / "best", tiny_tokenizer(), adapter.service)
     best.offer(joint, None, 2)
     kept = server_path(tmp_path / "best")
 
@@ -223,6 +223,8 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
             best.offer(joint, None, 1)  # kept: step 2 was discarded
     assert server_path(tmp_path / "best") == kept
     assert kept in server.saved
+    best.forget()
+    assert kept not in server.saved
     best.offer(joint, None, 0)
     assert kept not in server.saved
     assert server_path(tmp_path / "best") in server.saved

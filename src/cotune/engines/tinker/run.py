@@ -234,7 +234,7 @@ class TinkerJoint(Joint):
         settings = self.parts.settings
         codec = self.parts.codec
         with opened_run(settings, self.total_batches, resume=resume) as record:
-            best = TinkerBest(record.best_path, codec.tokenizer)
+            best = TinkerBest(record.best_path, codec.tokenizer, self.service)
             checkpoint = begin_joint(self, config, record, best, resume=resume)
             saved = server_path(checkpoint) if checkpoint else ""
             self.adapter = Adapter(self.service, self.rank, config.seed, saved)
@@ -309,12 +309,22 @@ class TinkerJoint(Joint):
 class TinkerBest(BestPolicy):
     """Keep the best policy: here as a PEFT adapter, and on the server to sample from."""
 
+    def __init__(self, folder: Path, tokenizer: Any, service: Service) -> None:
+        super().__init__(folder, tokenizer)
+        self._service = service
+
     def offer(self, joint: Any, score: Score | None, step: int, plain: Score | None = None) -> None:
         before = server_path(self._folder)
         super().offer(joint, score, step, plain)
         # Last: a kill before the new policy is kept must leave the older one on the server.
         if before not in ("", server_path(self._folder)):
-            joint.service.delete(before)
+            self._service.delete(before)
+
+    def forget(self) -> None:
+        before = server_path(self._folder)
+        super().forget()
+        if before:
+            self._service.delete(before)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         path = joint.adapter.export(f"best-{step}", folder, joint.base)

@@ -22,7 +22,7 @@ from cotune.methods.context_distillation import Floats
 from cotune.methods.static import StaticStrategy
 from cotune.policy.codec import check_turns
 from cotune.policy.local_policy import context_length, load_architecture, load_codec
-from cotune.policy.policy_files import policy_path
+from cotune.policy.policy_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, policy_path
 from cotune.protocols import Codec, Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, turn_seed
 from cotune.run.json_files import RUN_LOCK, locked, write_atomic, write_json_atomic
@@ -33,8 +33,6 @@ from cotune.utils.progress import begin
 from cotune.utils.text import one_line
 
 FILE = "tinker.json"  # of a checkpoint or of the kept adapter: its path on the server
-_CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
 Pair = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt and of its completion
@@ -127,8 +125,8 @@ class Adapter(ServerPolicy):
         save = self._client.save_weights_for_sampler
         path: str = self.service.call("weights to keep", lambda: save(name)).path
         files = self._download(name, path)
-        config = json.loads(files.get(_CONFIG, b"{}"))
-        tensors = load(files[_WEIGHTS]) if _WEIGHTS in files else {}
+        config = json.loads(files.get(ADAPTER_CONFIG, b"{}"))
+        tensors = load(files[ADAPTER_WEIGHTS]) if ADAPTER_WEIGHTS in files else {}
         names = [_TENSOR.fullmatch(tensor) for tensor in tensors]
         shape = config.get("r"), config.get("lora_alpha")
         if not names or not all(names) or shape != (self._rank, ALPHA):
@@ -141,8 +139,8 @@ class Adapter(ServerPolicy):
         config |= {"target_modules": modules, "base_model_name_or_path": base}
         config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
         folder.mkdir(parents=True)
-        write_atomic(folder / _WEIGHTS, files[_WEIGHTS])
-        write_json_atomic(folder / _CONFIG, config)
+        write_atomic(folder / ADAPTER_WEIGHTS, files[ADAPTER_WEIGHTS])
+        write_json_atomic(folder / ADAPTER_CONFIG, config)
         return path
 
     def _download(self, name: str, path: str) -> dict[str, bytes]:

@@ -70,7 +70,7 @@ class TinkerArguments(Model):
 
 
 def read_arguments(config: RunConfig) -> TinkerArguments:
-    """Return `training.engine_args`; ConfigError if one is invalid, or the run file asks for what the API has not."""
+    """Return `training.engine_args`; ConfigError if one is invalid, or the run file asks for something that the API lacks."""
     training = config.training
     lora = config.policy.lora
     if lora is None:
@@ -101,7 +101,7 @@ def read_arguments(config: RunConfig) -> TinkerArguments:
 
 
 class Service:
-    """A server that answers, takes the key, and has the model; else there is a ConfigError.
+    """A server that answers, takes the key, and has the model; else a ConfigError or EngineError.
 
     Attributes:
         label: names it in messages, by its address without a password.

@@ -25,7 +25,7 @@ SUPPORTED = (Version("1.14"), Version("1.17"))
 
 
 def check_trl() -> None:
-    """Raise EngineError unless the installed TRL has the hooks this engine was written for."""
+    """Raise EngineError unless the installed TRL is in the range that this engine was written for."""
     version = Version(trl.__version__)
     oldest, newest = SUPPORTED
     if not oldest <= version < newest:
@@ -92,7 +92,7 @@ REFUSED: Mapping[str, Refused] = {
     "vllm_structured_outputs_regex": Refused(_NOT_THE_POLICYS, (None,)),
     "generation_kwargs": Refused("cotune does its own sampling and would not apply it", (None, {})),
     # The loss.
-    "reward_weights": Refused("TRL sees one reward function, the environment's", (None, [1.0])),
+    "reward_weights": Refused("TRL sees one reward, which cotune has weighted", (None, [1.0])),
     "sync_ref_model": Refused("a resumed run would use the initial reference", _OFF),
     "neftune_noise_alpha": Refused("the policy is not sampled with the noise", (None,)),
     # The order of tasks.
@@ -200,9 +200,9 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     settings = strategy.distillation
     if uses_context_mask(settings) and args.importance_sampling_level == "sequence":
         raise ConfigError(
-            f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
+            f"GRPOConfig.importance_sampling_level is 'sequence', but strategy.distillation.ratio {settings.ratio!r} "
             "leaves out single tokens, which the ratio of a sequence would still include; set "
-            "importance_sampling_level='token', or ratio: original"
+            "importance_sampling_level='token', or strategy.distillation.ratio: original"
         )
 
 

@@ -88,6 +88,7 @@ class JointTrainer(PolicyUpdate):
         reward_funcs: reward functions or models as TRL takes them; None if the environment scores.
         reward_processing_classes: the tokenizers of reward models.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
+        train_dataset, eval_dataset, tools, environment_factory: as GRPOTrainer takes them.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
         callbacks: the trainer's callbacks.
         optimizers: as GRPOTrainer takes them.
@@ -106,6 +107,7 @@ class JointTrainer(PolicyUpdate):
 
     Raises:
         ConfigError: an argument is invalid; the message names it. Nothing is written yet.
+        EngineError: the installed TRL does not fit, or vLLM did not start.
     """
 
     outcome: Outcome | None = None
@@ -494,7 +496,7 @@ class JointTrainer(PolicyUpdate):
             tasks = tasks or (environment.tasks(name) if name in SPLITS else ())
             if not tasks:
                 raise ConfigError(
-                    f"the {name} split has no questions; expected one with some, or eval_dataset="
+                    f"{name!r} has no questions; expected train, validation, test or a name in eval_dataset"
                 )
             return tasks
         prompt_format = getattr(environment, "prompt_format", None)

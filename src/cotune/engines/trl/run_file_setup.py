@@ -16,7 +16,7 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Measured
 from cotune.engines.joint import settings_of
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_start import method_of
+from cotune.engines.run_start import joint_method_of
 from cotune.engines.trl.checks import LOSSES, check_named_parts, on_one_gpu, steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.policy_update import PolicyUpdate
@@ -62,7 +62,7 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
         args,
         processing_class=checked.codec.tokenizer,
         peft_config=adapter,
-        method=method_of(config),
+        method=joint_method_of(config),
         environment=checked.environment,
         limits=config.limits,
         settings=settings_of(config, console, tuple(checked.llm_calls)),

@@ -147,7 +147,7 @@ def tasks_of_sets(rows: Sequence[NamedRow], split: str, text: str) -> list[Task]
 
 
 def fit_arguments(args: GRPOConfig, questions: int) -> None:
-    """Say in steps what the arguments, which are changed, say in epochs, as TRL's sampler counts them."""
+    """Convert epochs in the arguments to steps, in place, as TRL's sampler counts them."""
     per_batch = max(1, (args.generation_batch_size or 1) // (args.num_generations or 1))
     batches = max(1, questions // per_batch)
     epoch = batches * steps_per_batch(args)
@@ -332,7 +332,7 @@ def script_settings(
         if llm is None or hasattr(llm, "describe")
         else {"kind": "python", "object": reference_to(type(llm))},
         "training": {
-            "steps": -(-args.max_steps // optimizer_steps),
+            "steps": shape.steps,
             "questions_per_step": shape.questions_per_step,
             "group_size": group,
             "mini_batches": optimizer_steps // args.num_iterations,

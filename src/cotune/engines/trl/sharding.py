@@ -100,7 +100,7 @@ def restore_weights(model: Any, folder: Path) -> None:
 
 
 def sharding_of(trainer: Trainer) -> str:
-    """Name how a trainer shards its training: none (including DDP), fsdp2, zero1 or zero2."""
+    """Name how a trainer shards its training: none (including DDP), or fsdp or zero with its number."""
     state = trainer.accelerator.state
     if (fsdp := getattr(state, "fsdp_plugin", None)) is not None:
         return f"fsdp{fsdp.fsdp_version}"
@@ -138,8 +138,7 @@ def check_spread(saved: State, trainer: Trainer) -> None:
 
     The trainer would silently start with a new optimizer.
     """
-    # A state from before the processes were recorded is from DDP or a single process.
-    was = saved.get("sharding", "none")
+    was = saved["sharding"]
     now = sharding_of(trainer)
     if was != now:
         raise ConfigError(

@@ -35,7 +35,7 @@ class TRL(Engine):
             ) from error
         check_trl()
         oldest, newest = SUPPORTED
-        return f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}, hooks found"
+        return f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}"
 
     def check(self, checked: Preflight) -> list[Check]:
         look = partial(arguments, checked.config, checked.starting)
@@ -56,7 +56,7 @@ class TRL(Engine):
 
 
 def arguments(config: RunConfig, starting: bool) -> str:
-    """Check that TRL accepts the trainer's arguments for any number of processes.
+    """Check that TRL accepts the trainer's arguments, for as many processes as were started.
 
     Args:
         starting: whether these processes will train, as opposed to that of `cotune doctor`.

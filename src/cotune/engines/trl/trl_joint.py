@@ -259,7 +259,7 @@ class TRLJoint(Joint):
         return {**super().state_dict(), **spread(self.trainer)}
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is from another run or another set of processes."""
+        """Restore a state; raise ConfigError if another run saved it, or its optimizer cannot be read here."""
         check_spread(state, self.trainer)
         super().load_state_dict(state)
 

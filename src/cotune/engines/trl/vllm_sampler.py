@@ -146,7 +146,7 @@ class SharedSession:
 
     def _fits(self, context: int, row_limit: int, limit: int) -> bool:
         room = math.inf if self._context_tokens is None else self._context_tokens - context
-        # The row's limit is the room left in the episode.
+        # A row's own limit always fits: the episode asks for no more than its room.
         return row_limit == limit or limit <= room
 
     def _ask(self, prompts: list[list[int]], limit: int) -> list[list[tuple[int, float]]]:
@@ -185,7 +185,10 @@ def sampling_logprobs(trajectories: Sequence[Trajectory]) -> list[list[float | N
 
 
 def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
-    """Return vLLM's context length, including the prompt; call on all ranks together."""
+    """Return vLLM's context length, including the prompt; call on all ranks together.
+
+    Raises ConfigError if a server's log-probabilities leave out the temperature.
+    """
     if trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     served: Any = None
@@ -207,7 +210,8 @@ def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm)
 def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
     """Give the vLLM that the trainer starts in this process the trainer's type, while it is constructed.
 
-    TRL has no argument for the type, and by default vLLM samples a float32 policy in half precision.
+    TRL has no argument for the type, and by default vLLM samples a float32 policy in half precision. A vLLM that does
+    not start is an EngineError.
     """
     replaced = {
         name: getattr(vllm_generation, name)
@@ -221,7 +225,7 @@ def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
             options["dtype"] = str(compute_dtype(trainer)).removeprefix("torch.")
             context_tokens = options.get("max_model_len")
             if context_tokens and trainer.accelerator.device.type == "cpu":
-                # A prompt that is split between steps takes back a draw of its generator; one of a CPU cannot.
+                # After a prompt that is split, vLLM rewinds its generator; a CPU's cannot be rewound.
                 tokens = max(context_tokens, options["max_num_batched_tokens"])
                 options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
             return _start(engine, options)

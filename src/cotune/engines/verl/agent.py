@@ -24,7 +24,7 @@ from cotune.engines.verl.processes import (
 )
 from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.coordinator import stable_seed
+from cotune.rollout.coordinator import turn_seed
 from cotune.rollout.drivers import Together, run_episode
 from cotune.rollout.episode import begin_episodes, place_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
@@ -99,8 +99,8 @@ _calls = lru_cache(1)(Calls)
 class EpisodeLoop(AgentLoopBase):
     """Run the episode of one session of a prompt's row.
 
-    The row has columns of ours (`row_format`): what each session is sampled under and trained on,
-    and its sampling parameters. The result trains on the prompt in the assignment, with the tokens
+    The row has a column of ours, `ROW`, with what each session is sampled under and trained on, and
+    its sampling parameters. The result trains on the prompt in the assignment, with the tokens
     that were sampled; the whole trajectory is returned with it. A failure is returned as well,
     because veRL would continue with the remaining sessions.
     """
@@ -174,7 +174,7 @@ class EpisodeLoop(AgentLoopBase):
         end_ids = worker_of(self.config[SECTION]).codec.end_ids
         params = turn_params(request, sampling, end_ids)
         if self.rollout_config.full_determinism:
-            params["seed"] = stable_seed(sampling.seed, request.row, next(turns)) % 2**31
+            params["seed"] = turn_seed(sampling.seed, request.row, next(turns))
         output = await self.server_manager.generate(
             request_id=request_id, prompt_ids=list(request.context_ids), sampling_params=params
         )

@@ -3,7 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from cotune.config.build import build_rewards, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
+from cotune.data.splits import SPLITS
 from cotune.errors import CotuneError
 from cotune.policy.codec import HFCodec, check_turns
 from cotune.policy.local_policy import context_length, load_architecture, load_codec
@@ -37,7 +38,12 @@ class Worker:
 
     def with_columns(self, task: Task) -> Task:
         """Return the task with its columns, which are not sent between processes."""
-        return _tasks(self.environment).get((task.id, task.question), task)
+        return self._tasks.get((task.id, task.question), task)
+
+    @cached_property
+    def _tasks(self) -> dict[tuple[str, str], Task]:
+        tasks = (task for split in SPLITS for task in self.environment.tasks(split))
+        return {(task.id, task.question): task for task in tasks if task.columns}
 
 
 WORKERS: dict[str, Worker] = {}
@@ -64,13 +70,6 @@ def make_worker(config: RunConfig) -> Worker:
     check_turns(environment, codec)
     context = context_length(load_architecture(policy_path(config.policy.path)))
     return Worker(config, environment, build_rewards(config.rewards), codec, context)
-
-
-@lru_cache(4)
-def _tasks(environment: Environment) -> dict[tuple[str, str], Task]:
-    """Return all tasks that have columns."""
-    splits = ("train", "validation", "test")
-    return {(t.id, t.question): t for s in splits for t in environment.tasks(s) if t.columns}
 
 
 ROW = "cotune_row"  # column of a prompt's row: a `PromptRow`

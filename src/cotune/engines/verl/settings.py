@@ -43,7 +43,7 @@ def verl_config(
 
     Args:
         folder: the checkpoint folder.
-        gpus: the number of GPUs of this node.
+        gpus: how many GPUs of this node are used.
         context_tokens: the policy's context length; None is unlimited.
     """
     engine_args = checked_arguments(config)

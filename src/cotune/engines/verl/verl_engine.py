@@ -77,7 +77,7 @@ def _check_supported(config: RunConfig) -> None:
         "training.frozen": training.frozen,
         f"training.precision {training.precision}": training.precision != "auto",
         "policy.lora.dropout": config.policy.lora is not None and config.policy.lora.dropout > 0,
-        # A last stage needs a teacher, which veRL's public hooks have not.
+        # A last stage needs a teacher, which veRL's public hooks do not offer.
         "strategy.distil_steps": getattr(config.strategy, "distil_steps", 0) > 0,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
         # veRL counts mini-batches in questions.

@@ -465,7 +465,8 @@ def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
     chosen = rows
     if len(rows) > _EVALUATED:
         chosen = rows[: _EVALUATED - _EVALUATED_BEST] + rows[-_EVALUATED_BEST:]
-    # Recorded under the step that follows.
-    when = "at the end" if purpose == "evaluate_after" else f"after step {step - 1}"
-    which = f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {when}"
+    when = purpose.removeprefix("evaluate_")
+    *_, event = (e for e in run.read_events() if (e["step"], e.get("when")) == (step, when))
+    place = "at the end" if when == "after" else f"after step {event['trained']}"
+    which = f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {place}"
     return chosen, f"{which}, lowest rewards first."
