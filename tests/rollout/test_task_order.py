@@ -43,5 +43,5 @@ def test_orders_of_epochs() -> None:
 
 
 def test_a_split_that_cannot_be_trained_on_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training split is empty.*environment\.train"):
+    with pytest.raises(ConfigError, match="train split is empty"):
         TaskOrder([], 1, 0)

@@ -130,7 +130,7 @@ def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFi
     [
         ({"failed_search_share": 0.5}, "a search failed in 50% of the rollouts"),
         ({"environment_error_share": 0.2}, "20% of the rollouts ended in an error of the environment"),
-        ({"actions/price": 1.0, "actions_failed/price": 0.95}, "95% of the calls of price failed"),
+        ({"actions/price": 1.0, "actions_failed/price": 0.95}, "95% of the turns with price failed"),
         ({"actions/price": 1.0, "actions_failed/price": 0.5}, ""),
         ({"actions/price": 0.05, "actions_failed/price": 1.0}, ""),  # too few calls
     ],

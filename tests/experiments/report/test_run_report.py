@@ -99,7 +99,7 @@ def test_the_page_covers_the_run(run: Record) -> None:
         "Critique of i3. It searched the whole question.",
         "3 × no <instruction> in the reply",
         "Rejected proposals (3)",
-        "10 of the 60 rollouts of the evaluation after step 59, lowest rewards first.",
+        "10 of the 60 rollouts of the evaluation after step 60, lowest rewards first.",
         "no proposal of this phase was useful: LLMError: <503>",
         "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60",
         "Policy rollouts 13_200 · train 12_000 (90.9_%) · verify 1_200 (9.1_%)",

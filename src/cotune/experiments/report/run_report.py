@@ -466,7 +466,8 @@ def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
     if len(rows) > _EVALUATED:
         chosen = rows[: _EVALUATED - _EVALUATED_BEST] + rows[-_EVALUATED_BEST:]
     when = purpose.removeprefix("evaluate_")
-    *_, event = (e for e in run.read_events() if (e["step"], e.get("when")) == (step, when))
-    place = "at the end" if when == "after" else f"after step {event['trained']}"
+    events = (event for event in run.read_events() if event["kind"] == "evaluated")
+    trained = {(event["step"], event["when"]): event["trained"] for event in events}
+    place = "at the end" if when == "after" else f"after step {trained.get((step, when), step)}"
     which = f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {place}"
     return chosen, f"{which}, lowest rewards first."
