@@ -2,8 +2,8 @@
 
     python -m cotune_lab.retrieval_quality DOCUMENTS.trec TOPICS.trec QRELS
 
-The files are in TREC's format; the numbers in docs/how-to/retrieval.md are for the Vaswani (NPL)
-collection, from `tests/fixtures/vaswani_npl` in PyTerrier's repository. Means over the topics that have
+The files are in TREC's format, such as the Vaswani (NPL) collection's in `tests/fixtures/vaswani_npl` of
+PyTerrier's repository. Means over the topics that have
 judgements, of 1,000 passages each.
 """
 

@@ -41,7 +41,8 @@ def try_once(
     member = Population(5, 0.2).new_member(Instruction("i1", ""))
     contestant = Contestant(member, _PARENT)
     for count in range(1, most + 1):
-        rewards = rng.sample(rng.choice(groups), k=len(groups[0]))
+        group = rng.choice(groups)
+        rewards = rng.sample(group, k=len(group))
         half = len(rewards) // 2
         raised = [1.0 if rng.random() < lead else reward for reward in rewards[:half]]
         spread = max(*raised, *rewards[half:]) - min(*raised, *rewards[half:])
@@ -55,6 +56,8 @@ def try_once(
 
 def main(folders: Sequence[str]) -> None:
     groups = [group for folder in folders for group in groups_of(RunDir.open(Path(folder)))]
+    if not groups:
+        sys.exit("cotune_lab.trial_error: no stored group was sampled under one instruction")
     print(f"{len(groups)} groups of {len(groups[0])}")
     print("lead  groups  accepted  rejected  undecided  groups needed")
     for lead in (0.0, 0.1, 0.2, 0.4):

@@ -257,7 +257,7 @@ SUITE: dict[str, Any] = {
 
 # A command, and what its line must say.
 LIGHT: dict[str, tuple[str, list[str]]] = {
-    "another strategy, whose fields go": ("try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
+    "another strategy, whose fields go": ("try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl; relative paths start "]),
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
     "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),

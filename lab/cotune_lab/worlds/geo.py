@@ -238,7 +238,7 @@ class GeoEnvironment(SearchEnvironment):
             "test": _stratified(self.world, options, "test", options.test),
         }
         super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match)
-        self.description = ""  # the offline rules propose here; they read only INSPO's prompts
+        self.description = ""  # the offline rules propose here, and need none
 
     def offline_rules(self, seed: int) -> RulesLLM:
         """Return the rules that write instructions and hints in an LLM's place."""

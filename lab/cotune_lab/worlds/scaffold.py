@@ -116,7 +116,7 @@ class ScaffoldEnvironment(SearchEnvironment):
             exact_match,
             top_k=1,
         )
-        self.description = ""  # the offline rules propose here; they read only INSPO's prompts
+        self.description = ""  # the offline rules propose here, and need none
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Respond as `SearchEnvironment` does, but to the fifth turn as to the last."""

@@ -44,7 +44,7 @@ def _flag(name: str, text: str) -> Any:
 
 
 _SPLITS = "train|validation|test"
-_TRUST = "Run Python files that the folder's run.yaml names outside the current folder."
+_TRUST = "Run Python files that the folder's run.yaml names in it or outside the current folder."
 
 # Options of several commands.
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]

@@ -31,8 +31,8 @@ def check_trusted(folder: Path, trust: bool) -> None:
         return
     paths = printable(", ".join(dict.fromkeys(map(str, strange))))
     raise ConfigError(
-        f"{folder}/run.yaml runs code from outside the current folder: {paths}; look at it, then add "
-        "--trust"
+        f"{folder}/run.yaml runs code from the run folder or from outside the current folder: {paths}; look at it, "
+        "then add --trust"
     )
 
 

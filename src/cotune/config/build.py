@@ -182,7 +182,7 @@ def build_llm(
     A bank is not metered: no model is asked.
 
     Args:
-        seed: of the offline rules, and of an object of the user's that has an attribute `seed`.
+        seed: of the offline rules, and of an object that a run file names and that has an attribute `seed`.
         record: charged for every call.
         environment: its offline rules are what `llm: {kind: rules}` names.
     """

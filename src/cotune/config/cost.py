@@ -33,7 +33,7 @@ class Plan:
     calls: int
     """Calls of the optimizer LLM."""
     price: float | None
-    """Of these calls in the run file's currency, each answered at once, with four characters a token; None if free."""
+    """Of these calls in US dollars, each answered at once, with four characters a token; None if no endpoint is asked."""
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
@@ -115,7 +115,7 @@ def _price_text(llm: object, planned: Plan) -> str:
 def split_sizes(config: RunConfig) -> dict[str, int]:
     """Count the questions of each split.
 
-    Raises ConfigError: data cannot be read, or an environment that must be built for it cannot be.
+    Raises ConfigError: the data cannot be read, or the environment that brings it cannot be built.
     """
     if config.dataset is not None:
         tasks = read_dataset(config.dataset)
@@ -125,7 +125,7 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
 
 
 def tokens_at_most(limits: Limits, rollouts: Mapping[str, int]) -> dict[str, int]:
-    """Return the tokens of each kind that has a price that rollouts, counted by purpose, use at most.
+    """Return the most tokens that rollouts, counted by purpose, use, by the kinds that have a price.
 
     A turn prefills the prompt or the observation before it; what was sent with earlier turns is cached.
     """

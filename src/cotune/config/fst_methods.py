@@ -10,7 +10,7 @@ from cotune.methods.fst import FstOptions, GepaOptions
 class GEPA(JointMethod, GepaOptions):
     """Run GEPA on the instruction before the first step (arXiv 2507.19457), then train with GRPO.
 
-    The search spends its whole `budget` of rollouts at step 1, with the policy as it is then.
+    The search spends at most `budget` rollouts, all at step 1, with the policy as it is then.
     """
 
     options_class = GepaOptions

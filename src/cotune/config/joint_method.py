@@ -30,7 +30,7 @@ class JointMethod:
     options_class: ClassVar[type[Any]]
 
     llm: ProposingLLM = None
-    """Writes proposals. None is the offline rules of the world ladder; elsewhere an error if the method asks an LLM."""
+    """Writes proposals. None is the environment's offline rules, which the world ladder has; without them an error if the method asks an LLM."""
     instruction: str | None = None
     """The initial instruction; None takes the data's or the environment's."""
 
@@ -43,7 +43,7 @@ class JointMethod:
         object.__setattr__(self, "llm", _read_llm(name, self.llm))
         method = method_of(self.options.kind)
         if self.llm is not None and not method.needs_llm:
-            raise ConfigError(f"{name} uses no LLM with these options; remove llm")
+            raise ConfigError(f"{name} asks no LLM; remove llm")
 
     @cached_property
     def options(self) -> MethodOptions:

@@ -19,7 +19,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     """Return a run file's plain data with some fields set; `raw` is not modified.
 
     Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section that the file lacks is
-    added. Another `kind` drops the section's other fields, whatever stands before it. Otherwise a later assignment
+    added. Another `kind` drops the section's other fields in the file, and is set first. Otherwise a later assignment
     wins. Raises ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is not a section.
     The message never repeats what comes after `=`: it may be a key.
     """

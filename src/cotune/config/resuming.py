@@ -28,9 +28,9 @@ _SILENT = ("llm", "training.engine_args")
 
 
 def open_trained(folder: Path, assignments: Sequence[str] = ()) -> tuple[RunDir, RunConfig]:
-    """Open a run folder; return it with its run file, or what a script recorded in its place, some fields of it set.
+    """Open a run folder; return it with its run file, or what a script recorded in its place, after `assignments`.
 
-    Raises ConfigError: no run folder.
+    Raises ConfigError: no run folder, or a field is unknown or has no valid value.
     """
     run = RunDir.open(folder)
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
@@ -50,7 +50,7 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
 def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """Return the run file of a folder, now `was`, with some fields set, checked for a resume.
 
-    Raises ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given neither more
+    Raises ConfigError: a fixed field is changed, fewer steps than are trained, or a finished run is given neither more
     steps nor more rollouts than it had.
     """
     trained = trained_steps(run.checkpoints_path)

@@ -124,7 +124,7 @@ class TrainingConfig(Model):
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on unchanged: fields of GRPOConfig, or with engine verl keys of its configuration such as
     actor_rollout_ref.rollout.gpu_memory_utilization. Those that other fields of the run file set are
-    refused, except for logging and types. With engine tinker, where its server is."""
+    refused, except for logging and types. With engine tinker: its server, key's variable, model and prices."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -214,7 +214,7 @@ class RunConfig(Model):
     """The method: which prompt each rollout is sampled under, and which it is trained on."""
     llm: LLMConfig | None = None
     """The optimizer LLM: a kind with its fields, or the `package.module:name` or `file.py:name` of your
-    own; null: the offline rules of the world ladder, an error elsewhere."""
+    own; null: the environment's offline rules, which the world ladder has; without them an error."""
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -313,8 +313,8 @@ class RunConfig(Model):
             return
         if not self.environment_kind.offline_rules:
             raise ValueError(
-                f"llm is {'missing' if self.llm is None else 'rules'}, and there are offline rules for the "
-                f"world ladder only; environment.kind is {self.environment.kind}; set llm to an "
+                f"llm is {'missing' if self.llm is None else 'rules'}, and environment.kind "
+                f"{self.environment.kind} has no offline rules; set llm to an "
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )

@@ -34,8 +34,8 @@ def file_rows(path: Path, field: str) -> list[Row]:
     """
     if not path.exists():
         raise ConfigError(
-            f"{field}: no file {path} in {Path.cwd().name}, the folder that cotune is started in; name one "
-            f"that ends in {_KINDS}"
+            f"{field}: no file {path}; relative paths start from {Path.cwd().name}, the folder that cotune is started "
+            f"in; name one that ends in {_KINDS}"
         )
     suffix = path.suffix.lower()
     if suffix not in _READERS:

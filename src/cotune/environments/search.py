@@ -279,23 +279,21 @@ class SearchOptions(Section):
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
 
 
-def search_environment(
-    options: SearchOptions, tasks: Tasks | None, retriever: Retriever | None = None
-) -> SearchEnvironment:
+def search_environment(options: SearchOptions, tasks: Tasks | None) -> SearchEnvironment:
     """Build the environment of a run file over the tasks of its `dataset`; exact match scores.
 
     A retrieval server is not contacted yet.
 
     Args:
         tasks: the tasks of each split, each with its accepted answers.
-        retriever: replaces that of the options.
 
     Raises:
         ConfigError: a task has no answer, or the corpus cannot be read; names file and line.
     """
-    if retriever is None and options.retriever is not None:
+    retriever: Retriever
+    if options.retriever is not None:
         retriever = RemoteRetriever(options.retriever)
-    elif retriever is None:
+    else:
         assert options.corpus is not None
         # Imported here so that reading a run file does not load an index library.
         from cotune.retrieval.bm25 import BM25Retriever

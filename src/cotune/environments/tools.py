@@ -212,9 +212,9 @@ class ToolEnvironment(TaskEnvironment):
         function = self._functions.get(call.name)
         return None if function is None else Job(function, self._seconds, call.arguments)
 
-    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Return reward 0, and as the answer the last turn without its thoughts."""
-        return 0.0, answer_of(trajectory)
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        """Return the last turn without its thoughts; None if it calls a tool or is empty."""
+        return answer_of(trajectory)
 
 
 def answer_of(trajectory: Trajectory) -> str | None:

@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 300
 _SHORTEST_SECRET = 8
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
-# Reasons for the end of a reply that is not whole. Any other is an endpoint's own word for "stop": such a reply
+# Reasons for the end of a reply that is not whole. Any other but "length" is an endpoint's own word for "stop": such a reply
 # must not be discarded and paid again.
 _BROKEN_OFF = ("content_filter", "tool_calls", "function_call", "error")
 # Failures of a connection before a request was sent.
@@ -416,7 +416,7 @@ _RETRIES = 1
 def make_first_call(options: OpenAIOptions) -> list[CostRow]:
     """Make one small call to an endpoint; return its cost. LLMError: there is no answer."""
     timeout_s = min(options.timeout_s, _SECONDS)
-    begin(f"asking {options.describe()} (at most {timeout_s * (1 + _RETRIES) + _RETRIES:g} s)")
+    begin(f"asking {options.describe()} (up to {timeout_s:g} s of silence an attempt)")
     record = Record()
     first_call = replace(options, timeout_s=timeout_s, budget=None)
     OpenAIClient(first_call, record, _RETRIES).complete(PROMPT)

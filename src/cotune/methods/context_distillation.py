@@ -2,7 +2,7 @@
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
 Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). With `ratio: original`, the
-paper's, every weight is 1, and all of Eq. 4 is that the tokens of x are the prompt that is trained. TRL and
+paper's, every weight is 1, and all of Eq. 4 is that the tokens of x are the prompt that is trained. TRL, Tinker and
 tests/reference_loop.py take their weights from here; on veRL `engines/verl/losses.py` applies the same mask.
 
 A last stage (`methods.last_stage`) pulls the policy towards a teacher instead. p_t = π_θ(· | x, y_<t) is the policy

@@ -128,7 +128,7 @@ def check_same_initial(saved: str, current: str) -> None:
     if saved != current:
         raise ConfigError(
             f"the saved run's initial instruction is {saved!r}, this run's {current!r}; expected the same: "
-            "restore the run file's"
+            "restore it in the run file"
         )
 
 

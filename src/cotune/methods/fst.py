@@ -313,7 +313,7 @@ class InstructionSearch(TextSearch):
         """Return all texts with their scores, the seed first; the accepted ones join the instructions.
 
         Raises:
-            EvolutionError: see `end_phase`, which takes `last`.
+            EngineError, EvolutionError: see `end_phase`, which takes `last`.
         """
         self._before = self.evaluations
         budget = self.left
@@ -359,7 +359,7 @@ class InstructionSearch(TextSearch):
         record_rejected(text, self._ids[parent], self._origin, reason, self.record, **scores)
 
     def record_progress(self, texts: int, best: float) -> None:
-        """Recorded periodically: an iteration may be only six rollouts."""
+        """Record progress twenty times a round at most: an iteration may be only six rollouts."""
         evaluations = self.evaluations - self._before
         budget = self.plan.budget - self._before
         part = evaluations * _PROGRESS_EVENTS // budget

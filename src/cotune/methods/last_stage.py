@@ -140,7 +140,7 @@ class EvolvedInstructions(Strategy):
         """Run the evolution that is due; a second call at the same step does nothing.
 
         Raises:
-            EvolutionError: see `ProposalAccount.end_phase`.
+            EngineError, EvolutionError: see `TextSearch.end_phase` and `ProposalAccount.end_phase`.
         """
         if progress.step <= self._begun:
             return {}
@@ -166,8 +166,8 @@ class EvolvedInstructions(Strategy):
     ) -> list[Assignment]:
         """Sample each group under the instructions drawn for it; in the last stage under the best one.
 
-        The policy under the best instruction then teaches. Rollouts under the initial one could not teach
-        what the policy never does there: KL(p ‖ q) has no gradient if p is certain.
+        The policy under the best instruction then teaches. Rollouts under the initial one do not hold what the
+        policy never does there.
         """
         initial = self._lineage[0]
         best = self.best()

@@ -1,4 +1,4 @@
-"""The seam of everybody who writes texts: a proposer asks, a contract checks, provenance follows.
+"""What all proposers of texts share: the request, the checks of its reply, and the texts' provenance.
 
 proposer     makes a `Request` of a parent and what was learned under it: `inspo.proposers.propose`, and
              for GEPA `text_evolution.TextSearch`
@@ -117,7 +117,7 @@ class ProposalAccount:
         try:
             reply = self.llm.complete(request.prompt)
         except BudgetError as error:
-            self.spent = str(error)  # nothing was sent
+            self.spent = str(error)  # no further request is sent
             return None
         except LLMError as error:
             self.asked += 1

@@ -80,8 +80,8 @@ def _build_index(texts: Iterable[str], language: str) -> bm25s.BM25:
     tokens = _tokenize(texts, language)
     if not tokens.vocab:
         raise ConfigError(
-            "corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
-            "word); correct the file, or set the language to none"
+            "environment.corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
+            "word); correct the file, or set environment.language to none"
         )
     index.index(tokens, show_progress=False)
     return index

@@ -238,7 +238,7 @@ class RewardFunctions:
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
-        """ConfigError if a split's tasks lack what the functions need, and the environment does not give `also`."""
+        """Raise ConfigError if a function needs what neither a split's tasks nor the environment, `also`, provide."""
         columns = list(dict.fromkeys([name for task in tasks for name in task.columns] + [*also]))
         without = next((task.id for task in tasks if not task.answers), None)
         for reward in self._functions:
@@ -350,7 +350,7 @@ def _list_arguments(
         bool(environment.tools) or t.task.chat if messages is None else messages
         for t in trajectories
     ]
-    # Without distillation the hint is also trained on, but it is no part of the question.
+    # The prompt that is trained on, which has no hint.
     prompts = [
         environment.messages(t.task, Prompt(t.assignment.trained.instruction)) for t in trajectories
     ]

@@ -40,7 +40,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Writes scores: shares of 1 as per cent, others with three digits."""
+    """Writes scores: shares of 1 as per cent, others with three decimals."""
 
     shares: bool
 
@@ -76,7 +76,7 @@ def percent(value: float | None) -> str:
 
 
 def number(value: object) -> str:
-    """Write a score or weight with three digits; a dash for None."""
+    """Write a score or weight with three decimals; a dash for None."""
     return _minus(f"{value:.3f}") if isinstance(value, (int, float)) else NONE
 
 
@@ -86,7 +86,7 @@ def count(value: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """Write US dollars: to the cent, below ten cents to four digits."""
+    """Write US dollars: to the cent, below ten cents to four decimals."""
     if value is None:
         return NONE
     return f"${value:,.4f}" if 0 < value < 0.1 else f"${value:,.2f}"

@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 _NO_SECTION = ("union_tag_not_found", "model_type", "dataclass_type", "model_attributes_type")
 # Values below these may be secrets in the wrong place, so they are never shown.
-_SECRET = ("llm", "endpoints")
+_SECRET = ("llm",)
 # Where pydantic's own words would name a Python type.
 _WORDS = {"tuple_type": "a list", "path_type": "a path", "too_short": "{min_length} or more items"}
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")

@@ -166,7 +166,7 @@ _FAILURE = re.compile(
 
 def is_gepa_prompt(prompt: str) -> bool:
     """Return whether a prompt is `gepa.strategies.instruction_proposal`'s."""
-    return prompt.startswith(_MARK)
+    return _MARK in prompt
 
 
 def read_examples(prompt: str) -> list[Example]:

@@ -85,7 +85,9 @@ def test_another_field_of_the_run_file_is_named_with_what_it_was(tmp_path: Path)
     state = state_of(tmp_path, 1)
     for now in ({**began, "seed": "1"}, {"limits": began["limits"]}):
         other = start(tmp_path, identity=now, resume=True, **SAVING)
-        with pytest.raises(ConfigError, match=r"^seed: is not what the saved run began with \(0\)"):
+        with pytest.raises(
+            ConfigError, match=r"^seed differs from what the saved run began with \(0\)"
+        ):
             other.joint.load_state_dict(state)
     start(tmp_path, identity=began, resume=True, **SAVING).joint.load_state_dict(state)
 

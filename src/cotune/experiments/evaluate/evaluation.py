@@ -164,7 +164,7 @@ class Figure:
     Attributes:
         title: its name in tables; "exact match" for a reward that is exact match.
         statistic: "greedy", "avg@8", "pass@4", …
-        interval: 95 %, lower and upper end; None if a single question gives no spread.
+        interval: 95 %, lower and upper end; None for equal values other than 0 and 1.
         by_stratum: the "mean" and the number of questions, "n", of each stratum, in name order.
     """
 

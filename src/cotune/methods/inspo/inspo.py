@@ -41,7 +41,7 @@ from cotune.types import (
     Trajectory,
 )
 
-_FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
+_LEAST_QUESTIONS = 4  # of a step; with fewer a weight rests on too few rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,11 +479,11 @@ class Inspo(EvolvedInstructions):
     ) -> None:
         """Record a notice in the first step if a weight, a mean over steps, rests on few questions."""
         questions = len({t.assignment.group for t in trajectories})
-        if questions < _FEW_QUESTIONS and self.options.population_size > 1:
+        if questions < _LEAST_QUESTIONS and self.options.population_size > 1:
             record(
                 "notice",
                 text=f"{questions} questions a step, so an instruction's weight rests on {self.options.window} "
-                f"steps of few rollouts: raise the questions of a step to {_FEW_QUESTIONS} or more, or "
+                f"steps of few rollouts: raise the questions of a step to {_LEAST_QUESTIONS} or more, or "
                 "strategy.window, prune_every and evolve_every",
             )
 
@@ -523,7 +523,7 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 
 
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
-    """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
+    """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t before the last stage."""
     every = options.evolve_every
     last = min(options.evolve_until, shape.steps - options.distil_steps)
     phases = len(range(every, last, every)) if options.evolves else 0

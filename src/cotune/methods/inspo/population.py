@@ -19,7 +19,7 @@ class Member:
 
     Attributes:
         start: its weight for sampling until it is first observed.
-        window: mean credit of each of the last n steps in which it was drawn, oldest first.
+        window: mean reward of each of the last n steps in which it was drawn, oldest first.
         steps, rollouts: numbers of those in which it was observed since it joined.
         observed: its weight when it was last observed; None if it never was.
     """
@@ -40,14 +40,14 @@ class Member:
         """Return w_j of Eq. 6, the mean of the window; `start` if it is empty."""
         return fmean(self.window) if self.window else self.start
 
-    def observe(self, credits: Sequence[float]) -> None:
-        """Add one step's mean credit r̄ to the window.
+    def observe(self, rewards: Sequence[float]) -> None:
+        """Add one step's mean reward r̄ to the window.
 
         A step in which it was not drawn adds nothing, so that a rarely drawn instruction is not penalised.
         """
-        self.window.append(fmean(credits))
+        self.window.append(fmean(rewards))
         self.steps += 1
-        self.rollouts += len(credits)
+        self.rollouts += len(rewards)
         self.observed = self.weight
 
     def state_dict(self) -> State:
@@ -92,9 +92,9 @@ class Population:
         chosen = random.Random(key).choices(self._members, self.probabilities())
         return chosen[0].instruction
 
-    def observe(self, credits: Mapping[str, Sequence[float]]) -> None:
-        """Add one step's mean credit r̄ to the window of each instruction, by id."""
-        for instruction_id, values in credits.items():
+    def observe(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Add one step's mean reward r̄ to the window of each instruction, by id."""
+        for instruction_id, values in rewards.items():
             if values:
                 self[instruction_id].observe(values)
 

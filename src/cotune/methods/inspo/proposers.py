@@ -42,7 +42,7 @@ def propose(
 
     Args:
         failures: failed rollouts, one or more; None for paraphrases.
-        attempt: number of the request for this parent.
+        attempt: the round of its phase, from 1.
         description: the agent's environment; "" keeps INSPO's wording.
         required: texts besides tags that every candidate must contain; () keeps INSPO's wording, too.
     """

@@ -10,6 +10,8 @@ from cotune.protocols import State
 from cotune.types import Instruction, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
+_TEXT_CHARS = 6000  # of a failure's response
+
 
 @dataclass(frozen=True, slots=True)
 class Experience:
@@ -36,11 +38,9 @@ class ReplayBuffer:
 
     Args:
         capacity: size in rollouts.
-        text_chars: characters kept of a failure's response.
     """
 
-    def __init__(self, capacity: int = 4096, text_chars: int = 6000) -> None:
-        self._text_chars = text_chars
+    def __init__(self, capacity: int = 4096) -> None:
         self._experiences: deque[Experience] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class ReplayBuffer:
         """Store the rollouts of one step."""
         for t in trajectories:
             failed = t.reward < SOLVED_AT
-            text = shorten_middle(t.full_text, self._text_chars) if failed else ""
+            text = shorten_middle(t.full_text, _TEXT_CHARS) if failed else ""
             identity = t.assignment.instruction_id
             feedback = t.feedback if failed else ""
             self._experiences.append(

@@ -152,14 +152,14 @@ class Trial:
         return trial_groups
 
     def observe(
-        self, trajectories: Sequence[Trajectory], credits: Mapping[str, Sequence[float]]
+        self, trajectories: Sequence[Trajectory], rewards_by_id: Mapping[str, Sequence[float]]
     ) -> None:
         """Take in a step's rollouts, and the rewards by instruction id that `Population.observe` takes."""
         groups: defaultdict[int, list[Trajectory]] = defaultdict(list)
         for trajectory in trajectories:
             groups[trajectory.assignment.group].append(trajectory)
         for contestant in self.contestants:
-            if rewards := credits.get(contestant.member.id):
+            if rewards := rewards_by_id.get(contestant.member.id):
                 contestant.member.observe(rewards)
                 for group in groups.values():
                     contestant.observe(group)

@@ -16,8 +16,8 @@ class Candidate:
     """A proposed instruction that meets the contract; its id is provisional until it joins.
 
     Attributes:
-        score, parent_score: its mean reward in verification and its parent's, on questions where neither's rollout
-            ended in an environment error; None if it was not verified, or there is no such question.
+        score, parent_score: its mean reward in verification and its parent's, on questions where both
+            rollouts were judged; None if it was not verified, or there is no such question.
     """
 
     instruction: Instruction
@@ -74,7 +74,7 @@ def accept(
     rejected: list[tuple[Candidate, str]] = []
     for candidate in sorted(candidates, key=lambda c: -(c.score or 0.0)):
         if candidate.verified and candidate.score is None:
-            rejected.append((candidate, "not compared: environment errors"))
+            rejected.append((candidate, "not compared: environment errors, or no reward"))
         elif candidate.gain < 0:
             rejected.append((candidate, "below its parent"))
         elif len(accepted) >= vacancies:

@@ -53,8 +53,8 @@ class HintOptions(GepaSearchOptions):
         check_least(self, 2, "hard_set_min_count")
         if self.budget is not None and self.budget < (least := least_budget(self.dev_size)):
             raise ValueError(
-                f"budget is {self.budget}; expected at least {least}, to score one hint on dev_size, "
-                f"{self.dev_size}, questions; or null"
+                f"budget is {self.budget}; expected at least {least}, to score one hint on "
+                f"{self.dev_size} questions (dev_size), or null"
             )
 
     def evaluations(self, dev: int) -> int:

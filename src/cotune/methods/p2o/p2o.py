@@ -35,7 +35,7 @@ from cotune.types import (
 
 @dataclass(slots=True)
 class _Count:
-    """A question's attempts in one epoch: its rollouts, except those that ended in an environment error.
+    """A question's attempts in one epoch: its rollouts, except those that are not `Trajectory.judged`.
 
     Attributes:
         hinted: whether any attempt saw a hint.
@@ -52,7 +52,7 @@ class HardSamples:
 
     A question is hard in the next epoch if a group of its rollouts had fewer than `below` successes in this
     one; if a step spans two epochs and meets it twice, the mean over its groups counts. A question without attempts
-    in the epoch keeps its status; environment errors are none.
+    in the epoch keeps its status; rollouts that are not judged are none.
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
@@ -319,7 +319,7 @@ def check(options: P2OOptions, shape: RunShape) -> None:
     judged = options.judged(shape.group_size)
     if options.successes_below > judged:
         raise ValueError(
-            f"strategy: successes_below is {options.successes_below}, but a question is judged by {judged} rollouts "
+            f"strategy.successes_below is {options.successes_below}, but a question is judged by {judged} rollouts "
             f"of a group of {shape.group_size} and would stay hard forever; expected at most {judged}"
         )
 
