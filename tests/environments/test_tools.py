@@ -106,9 +106,9 @@ def test_calls_of_the_last_turn_are_not_made() -> None:
         made.append(1)
         return "noted"
 
-    (response,) = environment(note).respond([action(("note", {}), last=True)])
-
-    assert response == Response(done=True, action="call", error=OUT_OF_TURNS)
+    calls = [action(*[("note", {})] * count, last=True) for count in (1, 2)]
+    expected = Response(done=True, action="call", error=OUT_OF_TURNS)
+    assert environment(note).respond(calls) == [expected, expected]
     assert not made
     assert respond(text="<tool_call>", last=True).done
     assert respond(text="7", last=True) == Response(done=True, action="answer")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.client import MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
-from cotune.run.record import Record
+from cotune.protocols import State
+from cotune.run.record import Record, llm_state
 from cotune.types import Completion
 from tests.helpers import raises_line
 from tests.loopback import serving
@@ -442,9 +443,14 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
     class Mine(ScriptedLLM):
         identity, origin = "model-b", "mine"
 
+        def state_dict(self) -> State:
+            return {"proposed": 3}
+
     record = Record()
     mine = MeteredLLM(Mine([]), record, "Mine")
     assert (mine.identity, mine.origin) == ("model-b", "mine")
+    assert llm_state(mine) == {"proposed": 3}
+    assert llm_state(MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM")) is None
     assert MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM").identity == "ScriptedLLM"
     assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"
 
