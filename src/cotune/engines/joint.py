@@ -262,6 +262,6 @@ def check_identity(state: State, identity: Mapping[str, str]) -> None:
     for name, saved_value in state["identity"].items():
         if identity.get(name) != saved_value:
             raise ConfigError(
-                f"{name} differs from what the saved run began with ({saved_value[:120]}); restore it, or "
+                f"{name}: differs from what the saved run began with ({saved_value[:120]}); restore it, or "
                 "start a new run in another folder"
             )

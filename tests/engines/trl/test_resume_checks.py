@@ -67,7 +67,7 @@ def test_other_training_tasks_are_refused(
     copied(trained(), tmp_path)
     other = start(tmp_path, environment=environment, resume=True, **SAVING)
     before = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"^the training tasks: is not what the saved run"):
+    with pytest.raises(ConfigError, match=r"^the training tasks: differs from what the saved run"):
         other.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
     after = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
     assert after == before  # nothing is taken up, nothing is cut back
@@ -86,7 +86,7 @@ def test_another_field_of_the_run_file_is_named_with_what_it_was(tmp_path: Path)
     for now in ({**began, "seed": "1"}, {"limits": began["limits"]}):
         other = start(tmp_path, identity=now, resume=True, **SAVING)
         with pytest.raises(
-            ConfigError, match=r"^seed differs from what the saved run began with \(0\)"
+            ConfigError, match=r"^seed: differs from what the saved run began with \(0\)"
         ):
             other.joint.load_state_dict(state)
     start(tmp_path, identity=began, resume=True, **SAVING).joint.load_state_dict(state)

@@ -45,7 +45,7 @@ def geo() -> GeoEnvironment:
         (lambda: cotune.INSPO(llm="/"), "INSPO: llm is the folder '/'; expected a file of texts, or a model"),
         (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
         (lambda: cotune.INSPO(llm=cast(Any, {"model": "m", "api_key": "a1B2" * 8})), "INSPO: llm is of type dict"),
-        (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
+        (lambda: cotune.Static(llm=ScriptedLLM([])), "Static asks no LLM; remove llm"),
     ],
 )  # fmt: skip
 def test_what_a_method_refuses(make: Callable[[], object], expected: str) -> None:

@@ -187,7 +187,7 @@ def test_a_plan_and_a_try_before_training_change_nothing(
     assert planned.rollouts["train"] == training.spent()["train"]
     assert planned.rollouts["verify"] >= training.spent()["verify"] > 0
     assert planned.calls >= training.run.totals().llm_calls > 0
-    with pytest.raises(ConfigError, match="the development split has no questions"):
+    with pytest.raises(ConfigError, match="'development' has no questions"):
         training.trainer.try_rollouts(split="development")
 
 

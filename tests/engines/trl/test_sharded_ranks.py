@@ -262,13 +262,12 @@ def test_what_no_process_could_sample_from_is_refused(trainer: Any, line: str | 
 @pytest.mark.parametrize(
     ("saved", "trainer", "line"),
     [
-        ({}, ALONE, None),
         ({"sharding": "none", "processes": 8}, ALONE, None),  # DDP's optimizer is whole
         ({"sharding": "fsdp2", "processes": 8}, FSDP2, None),  # its shards are laid out anew
         ({"sharding": "zero2", "processes": 1}, ZERO_STAGE_2, None),
         ({"sharding": "zero2", "processes": 8}, ZERO_STAGE_2, "by 8 processes"),
         ({"sharding": "zero2", "processes": 1}, ALONE, "sharding zero2, this one with none"),
-        ({}, FSDP2, "sharding none, this one with fsdp2"),
+        ({"sharding": "none", "processes": 1}, FSDP2, "sharding none, this one with fsdp2"),
     ],
 )
 def test_a_resume_that_could_not_read_the_optimizer_is_refused(

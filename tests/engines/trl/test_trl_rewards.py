@@ -61,5 +61,5 @@ def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: P
     again = begin(
         tmp_path, trainer_arguments=given, max_steps=3, reward_weights=[1.0, 0.5, 0.5], **saving
     )
-    with pytest.raises(ConfigError, match=r"^rewards differs from what the saved run began with"):
+    with pytest.raises(ConfigError, match=r"^rewards: differs from what the saved run began with"):
         again.trainer.train(resume_from_checkpoint=True)
