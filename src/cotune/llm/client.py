@@ -29,8 +29,8 @@ _SHOWN_CHARACTERS = 300
 _SHORTEST_SECRET = 8
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
-# Reasons for the end of a reply that is not whole. Any other but "length" is an endpoint's own word for "stop": such a reply
-# must not be discarded and paid again.
+# Reasons for the end of a reply that is not whole. Any other but "length" is an endpoint's own word for "stop":
+# such a reply must not be discarded and paid again.
 _BROKEN_OFF = ("content_filter", "tool_calls", "function_call", "error")
 # Failures of a connection before a request was sent.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
