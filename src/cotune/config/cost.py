@@ -33,7 +33,7 @@ class Plan:
     calls: int
     """Calls of the optimizer LLM."""
     price: float | None
-    """Of these calls in US dollars, each answered at once, with four characters a token; None if no endpoint is asked."""
+    """Of these calls in US dollars, each answered at once, four characters a token; None if no endpoint is asked."""
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:

@@ -70,7 +70,7 @@ class TinkerArguments(Model):
 
 
 def read_arguments(config: RunConfig) -> TinkerArguments:
-    """Return `training.engine_args`; ConfigError if one is invalid, or the run file asks for something that the API lacks."""
+    """Return `training.engine_args`; ConfigError if one is invalid, or the API lacks what the run file asks for."""
     training = config.training
     lora = config.policy.lora
     if lora is None:
