@@ -267,6 +267,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no output": ("train run.yaml --set output=null", ["output: expected a path; got None"]),
     "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: expected 1 or more items; got []"]),
     "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "ConnectError"]),
+    "a suite's folder that is a file": ("compare suite.yaml --dry-run --set output=run.yaml", ["output: ", "run.yaml is a file"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),
@@ -279,6 +280,7 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
         ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],
     ),
+    "a focus on no question of the suite": ("compare suite.yaml --dry-run --set focus=x", ["focus: expected a beginning of [", "; got 'x'"]),
     "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds more than 512", "leave long questions out"]),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """`cotune measure`: drift along checkpoints, other words, next tasks, and what it refuses."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,11 @@ from tests.experiments.compare.folders import Start, finish, trajectory
 from tests.experiments.evaluate.folders import LADDER, finished
 from tests.experiments.report.pages import check
 
-PLAIN = "Solve the problem."
+PLAIN = "Solve the problem in \\boxed{}."
+FILES = {
+    "run.yaml": "training: {step: 2}", "x/run.yaml": "training: {}", "long.txt": "word " * 2000,
+    "policy.yaml": "policy: {path: bundled:geo}", "reward.yaml": "rewards: [nope]",
+}  # fmt: skip
 BOXED = "Solve the problem. Put the final answer in \\boxed{}."
 
 
@@ -138,7 +143,7 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: C
     tasks = {"first": first, "second": second}
 
     def states() -> list[str]:
-        of_run = MeasuredRun(run.output).next_tasks(tasks, tmp_path / "out")
+        of_run = MeasuredRun(run.output).next_tasks(tasks, tmp_path / "out/../out")
         look_at(of_run)
         return [chain.state for chain in of_run]
 
@@ -158,16 +163,13 @@ def test_adapters_are_merged_before_the_next_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adapter_run = tmp_path / "own"
-    config = finished(
-        adapter_run, LADDER | {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}, BOXED
-    )
+    lora = {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}
+    config = finished(adapter_run, LADDER | lora, BOXED)
     shutil.rmtree(adapter_run / "best")
-    shutil.copytree(
-        run.output / "best", adapter_run / "best", ignore=lambda *_: ["model.safetensors"]
-    )
-    model = get_peft_model(
-        load_model(policy_path("bundled:ladder")), lora_config(LoraOptions(rank=2))
-    )
+    no_weights = shutil.ignore_patterns("model.safetensors")
+    shutil.copytree(run.output / "best", adapter_run / "best", ignore=no_weights)
+    base = load_model(policy_path("bundled:ladder"))
+    model = get_peft_model(base, lora_config(LoraOptions(rank=2)))
     save_weights(model, adapter_run / "best")
 
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -197,9 +199,8 @@ def test_adapters_are_merged_before_the_next_task(
     assert [words[0] for words in processes.started] == ["train", "export", "train"]
     assert (merged / "model.safetensors").exists()
     # An adapter is loaded on what its run started from.
-    assert {base for base, best in loaded if best == adapter_run / "best"} == {
-        Path(config.policy.path)
-    }
+    bases = {start for start, best in loaded if best == adapter_run / "best"}
+    assert bases == {Path(config.policy.path)}
     (next_run,) = (tmp_path / "out").glob("*/seed-*/best-*/next")
     assert Record.open(next_run).read_config()["policy"]["path"] == str(merged)
 
@@ -220,7 +221,8 @@ def test_what_runs_share_is_trained_and_scored_once(
     bank.write_text("Answer.")
     other = shutil.copytree(run.output, tmp_path / "other")
     text = (other / "run.yaml").read_text()
-    (other / "run.yaml").write_text(text.replace("INSPO, seed 0", "Other, seed 0"))
+    # With one name, but other options: no seed of one method.
+    (other / "run.yaml").write_text(text.replace("evolve_until: 1", "evolve_until: 2"))
     task = tmp_path / "next.yaml"
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
     words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
@@ -230,7 +232,8 @@ def test_what_runs_share_is_trained_and_scored_once(
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
     rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}
-    assert ends == {(name, start) for name in ("INSPO", "Other") for start in ("initial", "best")}
+    names = map(os.path.relpath, (run.output, other))
+    assert ends == {(name, start) for name in names for start in ("initial", "best")}
 
 
 def test_a_next_task_that_fails_leaves_the_rest(
@@ -249,10 +252,8 @@ def test_a_next_task_that_fails_leaves_the_rest(
 def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
     def values(seed: int, policy: str, rewards: list[float], figure: str = "x: end, y") -> Any:
         columns = {"run": "A", "seed": seed, "policy": policy, "table": "Next task"}
-        return pd.DataFrame(
-            columns
-            | {"figure": figure, "question": ["a", "b"], "stratum": ["", ""], "reward": rewards}
-        )
+        of_questions = {"question": ["a", "b"], "stratum": ["", ""], "reward": rewards}
+        return pd.DataFrame(columns | {"figure": figure} | of_questions)
 
     rows = figures_of(
         [
@@ -280,13 +281,17 @@ def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
         ("RUN --then run.yaml --then x/run.yaml", "--then: expected files whose names differ"),
         ("RUN --then run.yaml", "--then run: training.step"),
         ("RUN --output run.yaml", "--output: "),
+        ("RUN --output RUN", "holds something else; choose another folder"),
+        ("RUN --then policy.yaml", "--then policy: policy.path is 'bundled:geo'; expected the r"),
+        ("RUN --then reward.yaml", "--then reward: rewards: 'nope'"),
+        ("RUN --reworded long.txt", "--reworded: 'word word"),
     ],
 )
 def test_mistakes_are_one_line(
     words: str, says: str, run: RunConfig, cwd: Path, refused: Refused
 ) -> None:
-    for folder in (cwd, cwd / "x"):
-        folder.mkdir(exist_ok=True)
-        (folder / "run.yaml").write_text("training: {step: 2}")
+    (cwd / "x").mkdir()
+    for name, text in FILES.items():
+        (cwd / name).write_text(text)
     assert says in refused("measure", *words.replace("RUN", str(run.output)).split())
-    assert sorted(path.name for path in cwd.iterdir()) == ["run.yaml", "x"]
+    assert {path.name for path in cwd.iterdir()} == {name.split("/")[0] for name in FILES}

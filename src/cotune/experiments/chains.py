@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from os.path import realpath
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.policy.policy_files import is_adapter, missing_parts
-from cotune.run.json_files import Row, read_jsonl, write_atomic
+from cotune.run.json_files import Row, check_folder, read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import flat, named, one_line
@@ -295,14 +296,25 @@ def print_progress(chains: Sequence[Chain], printed: set[str], console: Console)
     return advanced
 
 
+def check_own_folder(folder: Path, field: str, lock: str) -> None:
+    """Raise ConfigError, which names the field, unless a folder is new, empty, or holds a command's lock file."""
+    check_folder(folder, field)
+    foreign = folder.exists() and any(folder.iterdir()) and not (folder / lock).exists()
+    if foreign or RunDir.is_run(folder):
+        raise ConfigError(f"{field}: {folder} holds something else; choose another folder")
+
+
 def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
     """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
     # Read with this version, so that new fields have their defaults.
-    recorded = flat(dump_config(recorded_config(RunDir.open(folder))))
-    expected = flat(dump_config(config))
-    for name in sorted(recorded.keys() | expected.keys()):
+    recorded, expected = (
+        flat(dump_config(each)) | {"output": realpath(each.output), "policy.path": realpath(each.policy.path)}
+        for each in (recorded_config(RunDir.open(folder)), config)
+    )  # fmt: skip
+    # Backwards: training.steps, which a user sets, before the rollout_budget that follows from it.
+    for name in sorted(recorded.keys() | expected.keys(), reverse=True):
         if name != "threads" and recorded.get(name) != expected.get(name):
             raise ConfigError(
                 f"{folder} holds a run with another value of {name}; restore {source}, "
-                "give it another output, or remove the folder"
+                f"give it another output, or remove {folder} to train it anew"
             )

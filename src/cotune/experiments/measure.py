@@ -27,11 +27,14 @@ from cotune.config.build import initial_instruction, run_environment, run_policy
 from cotune.config.library_settings import allow_hub, quiet_libraries
 from cotune.config.overrides import merge
 from cotune.config.resuming import open_trained, recorded_config
+from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig, ScriptRun, dump_config, parse_config, read_fields
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import (
     Chain,
     ChainsFailed,
+    check_own_folder,
     look_at,
     policy_of,
     print_progress,
@@ -49,13 +52,13 @@ from cotune.policy.policy_files import missing_parts
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.best import instruction_rows
 from cotune.run.checkpoints import complete_checkpoints, step_of
-from cotune.run.json_files import Row, check_folder, locked, plain, write_json_atomic
+from cotune.run.json_files import Row, locked, plain, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.progress import begin, step_progress
 from cotune.utils.tables import Cell, Scores, Table, on_console
-from cotune.utils.text import one_line, slug
+from cotune.utils.text import flat, one_line, shorten, slug
 
 INITIAL = "initial"
 BEST = "best"
@@ -64,6 +67,9 @@ CURVES = "Next task"
 _DURING = "evaluate_during"
 # Fields of a run file on which no score of the initial policy depends; of the strategy, what it evolves counts.
 _NOT_SCORED_BY = {"name", "output", "seed", "threads", "strategy", "llm", "evaluation", "logging"}
+# Fields in which seeds of one method may differ; and later stages of a row, which start from what earlier ones left.
+_BY_SEED = "name|output|threads|.*(seed|url)"
+_BY_EARLIER_STAGES = r"policy\.path|instruction\.text|training\.(steps|rollout_budget)"
 Tasks = Mapping[str, Mapping[str, Any]]
 """By name, the fields of a run file in which a task differs from the run before it."""
 
@@ -90,6 +96,10 @@ class NextTasks(Chain):
     def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
         name = self.stages[index]
         task = parse_config(merge(dump_config(self._config), self._tasks[name]), f"--then {name}")
+        if task.policy.path != (path := self._config.policy.path):
+            raise ConfigError(
+                f"--then {name}: policy.path is {task.policy.path!r}; expected the run's, {path!r}: remove it there"
+            )
         raw = dump_config(task)
         start = self.start
         if before:
@@ -123,7 +133,8 @@ class MeasuredRun:
     """A run folder to measure.
 
     Attributes:
-        label: the row of a suite that it is a seed of; else its path.
+        label: the row of a suite that it is a seed of, by its name; else its path.
+        pooled_by: what it shares with runs of one label; those that differ in it are labelled by their paths.
         config: its run file, but with the policy that training started from; if that was the best one of another run,
             the one that this started from.
         policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
@@ -139,8 +150,6 @@ class MeasuredRun:
                 f"{folder}: is a script's run, whose questions are in the script; expected the run of a run file"
             )
         self.instruction = best_record(self.run).instruction
-        match = re.fullmatch(r"(.+), seed \d+", self.config.name)
-        self.label = match[1] if match else os.path.relpath(folder)
         policy = self.config.policy
         while (earlier_run := run_of_policy(Path(policy.path))) is not None:
             policy = recorded_config(RunDir.open(earlier_run)).policy
@@ -148,6 +157,20 @@ class MeasuredRun:
         complete = reversed(complete_checkpoints(self.run.checkpoints_path))
         holding = {f"step {step_of(path)}": path for path in complete if not missing_parts(path)}
         self.policies = {INITIAL: None, **holding, BEST: self.run.best_path}
+        match = re.fullmatch(r"(.+), seed (\d+)", self.config.name)
+        self.label = match[1] if match else os.path.relpath(folder)
+        self.pooled_by = pooled_by(self.config, int(match[2])) if match else ""
+
+    def check(self, texts: Sequence[str], options: EvaluationOptions) -> None:
+        """Raise ConfigError if there are no questions, or a prompt does not fit; no weights are loaded."""
+        parts = Preflight(self.config, new=False)
+        (questions,) = question_sets(self.config, parts.environment, options)
+        places = (self.config.limits, [questions.name])
+        for text in texts:
+            try:
+                check_prompts(questions.environment, parts.codec, text, *places, strategy="static")
+            except ConfigError as error:
+                raise ConfigError(f"--reworded: {shorten(text)}: {error}") from error
 
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
@@ -160,6 +183,15 @@ class MeasuredRun:
         # A run that is resumed may keep another best policy, whose next tasks have another folder.
         of_best = folder / f"{BEST}-{hash_of_best(self.run.path)[:8]}"
         return [*alone, NextTasks(self.config, best, tasks, of_best)] if tasks else []
+
+
+def pooled_by(config: RunConfig, seed: int) -> str:
+    """Return as text what seeds of one method share; a later stage of a suite's row has another `seed` in its name."""
+    later = config.seed - seed
+    left_out = f"{_BY_SEED}|{_BY_EARLIER_STAGES}" if later else _BY_SEED
+    fields = flat(dump_config(config)).items()
+    shared = {name: value for name, value in fields if not re.fullmatch(left_out, name)}
+    return json.dumps([shared, later, later and str(config.output.parent.parent)], sort_keys=True)
 
 
 def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
@@ -361,6 +393,7 @@ def drift_chart(figures: Sequence[Row]) -> Chart | None:
 # ---- the command
 
 LINEAGE = "lineage"
+_LOCK = "measure.lock"
 
 
 def measure(
@@ -381,15 +414,19 @@ def measure(
         at_once: how many of these trainings run at a time.
 
     Raises:
-        ConfigError: before anything is trained or rolled out.
+        ConfigError: an option, a run or a task is wrong; before anything is trained or rolled out.
         Stopped: Ctrl-C; the same command trains on, and measures from the start.
         ChainsFailed: a run of `then` failed; the rest is reported.
     """
-    check_folder(output, "--output")
+    check_own_folder(output, "--output", _LOCK)
     tasks = {slug(path.stem): read_fields(path, "a run file", "training:") for path in then}
     if len(tasks) < len(then) or "" in tasks:
         raise ConfigError("--then: expected files whose names differ in letters a-z or digits")
     runs = [MeasuredRun(folder) for folder in folders]
+    methods = Counter(label for label, _ in {(run.label, run.pooled_by) for run in runs})
+    for run in runs:
+        if methods[run.label] > 1:
+            run.label = os.path.relpath(run.run.path)
     # Their names in `output`.
     (name, times), *_ = Counter((slug(run.label), run.config.seed) for run in runs).most_common(1)
     if times > 1:
@@ -413,13 +450,21 @@ def measure(
         allow_hub()
     for run in runs:
         quiet_libraries(run.config)
+    for run in runs:
+        run.check(texts, options)
+    for chain in training:
+        if chain.start is None and chain.command:  # One task, which is due.
+            try:
+                Preflight(*chain.planned, new=False).require(machine_checks=())
+            except ConfigError as error:
+                raise ConfigError(f"--then {chain.stages[0]}: {error}") from error
     values: list[ScoreTable] = []
     initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
     printed = set[str]()
     output.mkdir(parents=True, exist_ok=True)
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
-        with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
+        with stopped_by_sigterm(), step_progress(console), locked(output / _LOCK, busy):
             run_chains(training, at_once, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)

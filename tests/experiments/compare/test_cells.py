@@ -75,9 +75,9 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     start(finished)
     run(cells_in(tmp_path))
     kept = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
-    other = "holds a run with another value of training.kl; restore the suite file"
+    other = "train holds a run with another value of training.steps; restore the suite file"
     with pytest.raises(ConfigError, match=other):
-        cells_in(tmp_path, set={"training.kl": 0.5})
+        cells_in(tmp_path, budget=48)
     assert {c.state for c in cells_in(tmp_path, set={"threads": 64})} == {"done"}
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 

@@ -7,6 +7,7 @@ import pytest
 
 from cotune.experiments.compare.running import SuiteCell
 from cotune.experiments.compare.suite_file import load_suite
+from cotune.experiments.measure import pooled_by
 from tests.experiments.compare.folders import suite_file
 
 
@@ -33,18 +34,16 @@ def test_a_row_is_the_base_with_its_strategy_seed_and_budget(tmp_path: Path) -> 
     assert inspo.strategy.window == 5  # pyright: ignore[reportAttributeAccessIssue]
     assert (inspo.training.rollout_budget, inspo.training.steps) == (40, 5)
     assert inspo.output == tmp_path / "out/inspo/seed-1/train"
-    static = row(tmp_path, {"method": "grpo", "name": "twice", "compute": "2x"}, **suite).config(
-        0, ()
-    )
+    twice = {"method": "grpo", "name": "twice", "compute": "2x"}
+    static = row(tmp_path, twice, **suite).config(0)
     assert (static.strategy.kind, static.llm, static.training.kl) == ("static", None, 0.5)
     assert (static.training.rollout_budget, static.training.steps) == (80, 10)
 
 
 def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> None:
     entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 2}}
-    config = row(
-        tmp_path, entry, seed_fields=["environment.seed"], set={"environment.test": 4}
-    ).config(0)
+    changes = {"seed_fields": ["environment.seed"], "set": {"environment.test": 4}}
+    config = row(tmp_path, entry, **changes).config(0)
     assert config.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.seed == 1  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.test == 4  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,13 +79,14 @@ def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
     assert len(set(staged.stages)) == len(kinds)
 
 
-def test_a_later_stage_sees_other_questions_and_keeps_the_role_of_the_instruction(
-    tmp_path: Path,
-) -> None:
+def test_a_later_stage_sees_other_questions_and_keeps_the_role(tmp_path: Path) -> None:
     changes = {"set": {"instruction": {"role": "system"}}, "seed_fields": ["environment.seed"]}
     one = row(tmp_path, "w-p-w", budget=80, **changes)
     configs = [one.config(i, [left(20)] * i) for i in range(3)]
     assert len({config.seed for config in configs}) == 3
+    other = SuiteCell(one.suite, one.base, one.entry, 2)
+    others = [other.config(i, [left(10)] * i) for i in range(3)]
+    assert len({pooled_by(c, 1) for c in configs} & {pooled_by(c, 2) for c in others}) == 3
     assert {c.environment.seed for c in configs} == {1}  # pyright: ignore[reportAttributeAccessIssue]
     assert (configs[2].instruction.text or "").startswith("Found.")
     assert configs[2].instruction.role == "system"

@@ -53,6 +53,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no methods": ({"methods": []}, r"methods: expected 1 or more items; got \[\]"),
     "a compute class": ({"methods": ["grpo", {"method": "inspo", "compute": "double"}]}, "compute is 'double'; expected \"1x\""),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
+    "a value for a section": ({"set": {"training": None}}, "set: training: expected fields below it; got None"),
+    "a value for a section of the base": ({"base": {"training": 5}, "methods": ["gepa"], "baseline": "gepa"}, "training: expected fields"),
+    "a batch of no size": ({"set": {"training.group_size": None}}, r"training\.group_size: expected a valid integer; got None"),
+    "a base that is no file": ({"base": []}, r"base: expected a path or fields; got \[\]"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
     "a name that is no folder's": ({"methods": ["grpo", {"method": "inspo", "name": "方法"}]}, "name is '方法'; expected one with a letter a-z or a digit"),
 }  # fmt: skip

@@ -22,7 +22,7 @@ GEO: dict[str, Any] = {
 LADDER: dict[str, Any] = {
     "policy": {"path": "bundled:ladder"},
     "environment": {"kind": "ladder", "train": 8, "validation": 4, "test": 8},
-    "limits": {"turns": 1, "turn_tokens": 96},
+    "limits": {"turns": 1, "turn_tokens": 96, "prompt_tokens": 256},
     "strategy": {"kind": "static"},
 }
 

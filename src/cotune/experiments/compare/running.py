@@ -9,17 +9,20 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from cotune.config.build import describe_llm
 from cotune.config.cost import plan_run
 from cotune.config.overrides import merge
 from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import (
     Chain,
     ChainsFailed,
     Command,
+    check_own_folder,
     look_at,
     policy_of,
     print_progress,
@@ -36,7 +39,7 @@ from cotune.experiments.compare.suite_file import (
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
-from cotune.run.json_files import SUITE_LOCK, Row, check_folder, locked
+from cotune.run.json_files import SUITE_LOCK, Row, locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.packages import need
 from cotune.utils.processes import stopped_by_sigterm
@@ -85,7 +88,6 @@ class SuiteCell(Chain):
         raw = merge(raw, suite.by_strategy.get(strategy, {}))
         if is_search(name):
             raw = merge(raw, suite.prompt_stage if strategy == "inspo" else {})
-            raw = merge(raw, {"training": {"frozen": True}})
         if not method_of(strategy).evolves:
             raw["llm"] = None
         raw = merge(raw, self.entry.set)
@@ -103,8 +105,14 @@ class SuiteCell(Chain):
         return parse_config(raw, f"methods: {self.entry.key}, stage {name}")
 
     def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
-        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
+        """Return a stage's part of the budget, and the steps that it is enough for; {} if `training` is invalid."""
         name = self.stages[index]
+        others = {"mini_batches": 1, "micro_batch_size": 1, "rollout_budget": None}
+        try:
+            training = TrainingConfig.model_validate(raw.get("training", {}) | others)
+        except (TypeError, ValidationError):
+            return {}
+        batch = training.questions_per_step * training.group_size
         if index < len(self.stages) - 1:
             # Searches share `share` equally, trainings the rest.
             alike = sum(is_search(other) == is_search(name) for other in self.stages)
@@ -114,17 +122,15 @@ class SuiteCell(Chain):
             # What the earlier stages left, since one may end early.
             paid = sum(policy_rollouts(figures["policy_rollouts"]) for figures in before)
             budget = int(self.allowance - paid)
-        sizes = ("questions_per_step", "group_size")
-        defaults = {size: TrainingConfig.model_fields[size].default for size in sizes}
-        batch = math.prod((defaults | raw.get("training", {}))[size] for size in sizes)
         if budget < batch:
             raise ConfigError(
                 f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
                 f"{name}, less than one batch of {batch}; raise budget"
             )
-        training = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        spent = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        spent |= {"frozen": True} if is_search(name) else {}
         strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
-        return {"training": training, "strategy": strategy}
+        return {"training": spent, "strategy": strategy}
 
     def look(self) -> None:
         super().look()
@@ -171,7 +177,7 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> "S
         ChainsFailed: rows failed, or used more or fewer rollouts than their class allows.
     """
     suite, base = load_suite(path, assignments)
-    _check_folder(suite.output)
+    check_own_folder(suite.output, "output", SUITE_LOCK)
     cells = cells_of(suite, base)
     printed = set[str]()
     page = suite.output / "report.html"
@@ -213,12 +219,13 @@ def demo(folder: Path, seed: int, console: Console) -> "SuiteSummary":
         return compare(file, console, fields)
 
 
-def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> list[RunConfig]:
-    """Show what a suite would run, and return the first seed's run files, still to be checked; run nothing.
+def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
+    """Show what a suite would run, and check the first seed's run files; run nothing.
 
-    Raises ConfigError: `cotune train` would reject a run file on any machine.
+    Raises ConfigError: `cotune compare` would reject the folder or the focus; `cotune train` a run file on any machine.
     """
     suite, base = load_suite(path, assignments)
+    check_own_folder(suite.output, "output", SUITE_LOCK)
     cells = cells_of(suite, base)
     _print_heading(suite, cells, console)
     configs = [config for cell in cells[: len(suite.methods)] for config in cell.planned]
@@ -228,7 +235,14 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
         f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}; LLM calls of a seed: "
         f"up to {calls:,}"
     )
-    return configs
+    for config in configs:
+        checked = Preflight(config, new=False).require(machine_checks=())
+        # Without its packages, the environment is not built here.
+        if suite.focus and "environment" in vars(checked):
+            strata = sorted({task.stratum for task in checked.environment.tasks("test")})
+            if not any(stratum.startswith(suite.focus) for stratum in strata):
+                raise ConfigError(f"focus: expected a beginning of {strata}; got {suite.focus!r}")
+    console.print(f"run files of the first seed: {len(configs)}, all valid; nothing was run")
 
 
 def _proposers(cells: Sequence[SuiteCell]) -> str:
@@ -245,14 +259,6 @@ def _print_heading(suite: SuiteConfig, cells: Sequence[SuiteCell], console: Cons
         f"{'' if llms == 'none' else f'; proposals by {llms}'}; folder {suite.output}"
     )
     console.print(one_line(heading), markup=False, highlight=False)
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise ConfigError unless a folder is new, empty, or a suite's."""
-    check_folder(folder, "output")
-    foreign = folder.exists() and any(folder.iterdir()) and not (folder / SUITE_LOCK).exists()
-    if foreign or RunDir.is_run(folder):
-        raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
 def _write(suite: SuiteConfig, cells: Sequence[SuiteCell]) -> "SuiteSummary":

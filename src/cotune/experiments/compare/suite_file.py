@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import merge, with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
 from cotune.methods.registry import kinds, method_of
-from cotune.utils.text import slug
+from cotune.utils.text import shorten, slug
 from cotune.utils.validation import Model, TextOrFields, describe
 
 Group = Literal["trained", "prompt", "staged", "ours"]
@@ -92,7 +92,15 @@ def expand(changes: Any) -> Any:
     return nested
 
 
-Changes = Annotated[dict[str, Any], BeforeValidator(expand)]
+def _keeps_sections(changes: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a value in place of these sections: fields that are set later would hide that the base's are lost."""
+    for name in ("strategy", "training"):
+        if not isinstance(value := changes.get(name, {}), dict):
+            raise ValueError(f"{name}: expected fields below it; got {shorten(value, guess=True)}")
+    return changes
+
+
+Changes = Annotated[dict[str, Any], BeforeValidator(expand), AfterValidator(_keeps_sections)]
 """Fields of a run file, nested or by dotted paths."""
 
 
@@ -198,10 +206,13 @@ def load_suite(
             f"{path} is a run file, as it has a strategy and no methods; expected a suite file; train the "
             f"run with cotune train {path}"
         )
+    source = f"{path} with --set" if assignments else str(path)
+    base = raw.get("base", path)
+    if not isinstance(base, str | Path | dict) or not base:
+        raise ConfigError(f"{source}: base: expected a path or fields; got {shorten(base)}")
     try:
         suite = SuiteConfig.model_validate(raw)
     except ValidationError as error:
-        source = f"{path} with --set" if assignments else str(path)
         raise ConfigError(f"{source}: {describe(error, SuiteConfig)}") from None
     if isinstance(suite.base, Path):
         base = path.parent / suite.base
