@@ -204,8 +204,10 @@ def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
                 raise OSError("no answer")
             return super().reset(secret, **columns)
 
-    trajectories = roll_out(environment(Flaky), guessed)
-
+    own = environment(Flaky)
+    trajectories = roll_out(own, guessed)
+    failed = own.reward_arguments(trajectories)["environments"][1]
+    assert failed not in own.reward_arguments(roll_out(own, guessed))["environments"]
     assert [t.stop for t in trajectories] == SECOND_BROKE
     assert trajectories[1].turns[0].error == "reset() raised OSError: no answer"
 

@@ -25,7 +25,7 @@ from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.background import BackgroundLoop, Worker
 from cotune.utils.importing import import_object
-from cotune.utils.text import one_line, without_thoughts
+from cotune.utils.text import message_of, one_line, without_thoughts
 from cotune.utils.validation import Model
 
 _LOOP = BackgroundLoop()
@@ -308,10 +308,16 @@ def _result(name: str, job: Job | None) -> tuple[str, str]:
     """Return the text of a call's result for the policy, and its error in a few words, "" for none."""
     if job is None:
         return str({"error": f"Tool {name} not found."}), "no such tool"
-    if job.error is None:
-        return _text_of(job.value), ""
-    kind = "took too long" if job.timed_out else type(job.error).__name__
-    return str({"error": str(job.error)}), f"{name}: {kind}"
+    error = job.error
+    if error is None:
+        try:
+            return _text_of(job.value), ""
+        except ConfigError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - user code writes the text
+            error = failure
+    kind = "took too long" if job.timed_out else type(error).__name__
+    return str({"error": message_of(error)}), f"{name}: {kind}"
 
 
 def _text_of(value: Any) -> str:

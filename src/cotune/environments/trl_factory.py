@@ -246,6 +246,7 @@ class TrlEnvironment(TaskEnvironment):
             self._in_order.run([[job] for job in jobs])
         for instance, job in zip(instances, jobs, strict=True):
             instance.failure = f"reset() {_describe(job)}" if job.error else ""
+            instance.broken |= job.error is not None
             value = "" if job.error or job.value is None else job.value
             if not isinstance(value, str):
                 kind = type(value).__name__

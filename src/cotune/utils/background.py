@@ -34,6 +34,9 @@ class Worker:
         def work() -> None:
             try:
                 outcome.set_result(function(*arguments))
+            except StopIteration as error:  # which no task can raise
+                renamed = RuntimeError("raised StopIteration")
+                outcome.set_exception(renamed.with_traceback(error.__traceback__))
             except BaseException as error:  # noqa: BLE001 - raised in the awaiting task
                 outcome.set_exception(error)
 

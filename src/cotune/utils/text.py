@@ -33,7 +33,15 @@ def one_line(text: str) -> str:
 
 def named(error: BaseException, limit: int = 200) -> str:
     """Return an error's class and message on one line of at most `limit` characters."""
-    return one_line(f"{type(error).__name__}: {error}")[:limit]
+    return one_line(f"{type(error).__name__}: {message_of(error)}")[:limit]
+
+
+def message_of(error: BaseException) -> str:
+    """Return an error's message; "" if its own code raises instead."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - user code
+        return ""
 
 
 def line_of(error: BaseException) -> str:
