@@ -209,7 +209,7 @@ def test_a_column_that_one_split_lacks() -> None:
     def levelled(completions: list[str], level: list[int]) -> list[float]:
         return [float(n) for n in level]
 
-    check_columns(RewardFunctions([levelled]), single_turn(), SPLITS)
+    check_columns(RewardFunctions([levelled]), single_turn(validation=[]), SPLITS)
     other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
     with pytest.raises(ConfigError, match="levelled needs the column 'level', but the data has gr"):
         check_columns(RewardFunctions([levelled]), other, SPLITS)

@@ -70,7 +70,8 @@ def check_columns(
         return
     for split in splits:
         also = list(of_environment(environment, ()))
-        rewards.check_tasks(environment.tasks(split), split, also)
+        if tasks := environment.tasks(split):  # a run without validation may have none there
+            rewards.check_tasks(tasks, split, also)
 
 
 def check_retriever(environment: Environment) -> None:
