@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 from importlib.metadata import version
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,9 +56,10 @@ def test_errors_are_one_line(
 
 
 def test_a_closed_standard_output_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", mock.Mock())
-    monkeypatch.setattr("sys.stdout", None)
-    cli.main()
+    monkeypatch.setattr(cli, "app", lambda: print("…"))
+    for stream in (None, TextIOWrapper(BytesIO(), "latin-1")):  # nor does one without "…"
+        monkeypatch.setattr("sys.stdout", stream)
+        cli.main()
 
 
 def test_the_version_is_printed() -> None:

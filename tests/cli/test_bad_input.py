@@ -31,20 +31,14 @@ def _without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown option": ({"strategy": {"populationsize": 3}}, ["strategy.populationsize", "mean strategy.population_size?"]),
-    "unknown option of an option": (
-        {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
-        ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
-    ),
+    "unknown option of an option": ({"strategy": {"kind": "p2o", "hints": {"beem": 3}}}, ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"]),
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "a search that leaves no batch": ({"strategy": {"kind": "gepa", "budget": 20, "dev_size": 4}, "training": {"rollout_budget": 27}}, ["strategy.budget is 20, and 8 rollouts must follow, more than"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
     "unknown engine argument": ({"training": {"engine_args": {"lerning_rate": 1}}}, ["training.engine_args.lerning_rate", "mean learning_rate?"]),
     "impossible engine argument": ({"training": {"engine_args": {"shuffle_dataset": True}}}, ["GRPOConfig.shuffle_dataset is True", "set shuffle_dataset=False"]),
     "engine argument of the wrong kind": ({"training": {"engine_args": {"logging_strategy": "sometimes"}}}, ["training.engine_args", "sometimes"]),
-    "engine argument that a field sets": (
-        {"training": {"engine_args": {"num_generations": 2}}},
-        ["training.engine_args.num_generations", "set training.group_size"],
-    ),
+    "engine argument that a field sets": ({"training": {"engine_args": {"num_generations": 2}}}, ["training.engine_args.num_generations", "set training.group_size"]),
     "no key": ({"llm": OPENAI}, ["OPENAI_API_KEY", "llm.api_key_env"]),
     "unknown LLM": ({"llm": {"kind": "gpt"}}, ["llm.kind", "'rules', 'openai'"]),
 }  # fmt: skip
@@ -231,6 +225,8 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
         error = refused(command, script)
         assert "resume_from_checkpoint=True" in error
     assert "trainer.plan()" in refused("plan", script / "run.yaml")
+    (script / "run.yaml").write_bytes(b"\xff")
+    assert f"{script / 'run.yaml'} is not YAML ('utf-8' codec" in refused("report", script)
 
 
 def test_a_plan_without_the_data_takes_no_steps_on_it(tmp_path: Path, refused: Refused) -> None:
@@ -251,8 +247,7 @@ RUN: dict[str, Any] = {
     "training": {"questions_per_step": 4, "group_size": 2, "mini_batches": 1, "micro_batch_size": 2},
 }  # fmt: skip
 SUITE: dict[str, Any] = {
-    "name": "s", "output": "s", "base": "run.yaml", "budget": 24, "baseline": "grpo",
-    "methods": ["grpo"],
+    "name": "s", "output": "s", "base": "run.yaml", "budget": 24, "baseline": "grpo", "methods": ["grpo"],
 }  # fmt: skip
 
 # A command, and what its line must say.
@@ -276,10 +271,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
 # The same, if it takes the policy's tokenizer, or transformers, to find out.
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
     "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent cannot be a tool", "no docstring"]),
-    "short prompts in a suite": (
-        "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
-        ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],
-    ),
+    "short prompts in a suite": ("compare suite.yaml --dry-run --set set.limits.prompt_tokens=20", ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"]),
     "a focus on no question of the suite": ("compare suite.yaml --dry-run --set focus=x", ["focus: expected a beginning of [", "; got 'x'"]),
     "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds more than 512", "leave long questions out"]),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def caused() -> Exception:
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "a file in out: Broken pipe; check"),
         (SafetensorError("Error: I/O error: No space left on device (os error 28)"), "(os error 28); make room"),
         (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), "; make room"),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")]), "; make room"),
         (caused(), "a: Input/output error"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -424,6 +425,9 @@ def _console() -> "Console":
 
 def main() -> None:
     """Run the `cotune` command line; here every command ends."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # it may not encode "…", or a question
     try:
         try:
             app()

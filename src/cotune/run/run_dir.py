@@ -169,7 +169,7 @@ class RunDir:
             raise ConfigError(f"{self.path} is not a run folder: there is no {path}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:

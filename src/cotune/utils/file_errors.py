@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 from cotune.utils.text import one_line
@@ -35,6 +36,8 @@ def file_failure(error: BaseException, folder: Path | None = None) -> str:
 
 
 def _is_of_a_file(error: BaseException) -> bool:
+    if isinstance(error, shutil.Error):
+        return True  # it names the files that it could not copy in its text
     if isinstance(error, OSError):
         return error.filename is not None or error.errno in _OF_WRITING
     return _FULL.search(str(error)) is not None
