@@ -17,8 +17,9 @@ from cotune.engines.evaluation import BestPolicy
 from cotune.engines.joint import Joint, Parts, RunSettings, check_identity, settings_of, world
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
+from cotune.policy.policy_files import damaged_weights
 from cotune.protocols import Environment, Rewards
-from cotune.run.checkpoints import complete_checkpoints, load_state
+from cotune.run.checkpoints import GO_ON, complete_checkpoints, damaged_file, load_state
 from cotune.run.events import RunDisplay
 from cotune.run.json_files import run_locked
 from cotune.run.record import Record
@@ -121,13 +122,16 @@ def _has_trained(record: Record) -> bool:
 def choose_checkpoint(complete: Sequence[Path], best: BestPolicy) -> Path | None:
     """Return the first of `complete`, which lists the newest first; None if it is empty.
 
-    If there is one, the kept policy must be whole: `BestPolicy.check` finishes a replacement that a kill cut
-    off, so call this while the run is locked.
+    If there is one, it and the kept policy must be whole: `BestPolicy.check` finishes a replacement that a kill
+    cut off, so call this while the run is locked.
     """
     if not complete:
         return None
     best.check()
-    return complete[0]
+    checkpoint = complete[0]
+    if problem := damaged_weights(checkpoint) or damaged_file(checkpoint):
+        raise ConfigError(f"{checkpoint}: {problem}; {GO_ON}")
+    return checkpoint
 
 
 def begin_run(

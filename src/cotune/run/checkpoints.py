@@ -6,12 +6,15 @@ A checkpoint is complete if it has that state, so a kill at any moment leaves th
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
+from cotune.errors import ConfigError
 from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
 
 STATE = "cotune-state.json"
+GO_ON = "restore the file, or remove the checkpoint's folder to go on from the one before"
 _NAME = re.compile(r"(?:checkpoint-|global_step_)(\d+)")  # TRL's and veRL's
 
 
@@ -21,8 +24,17 @@ def save_state(checkpoint: Path, state: State) -> None:
 
 
 def load_state(checkpoint: Path) -> State:
-    """Return cotune's state of a complete checkpoint."""
-    return json.loads((checkpoint / STATE).read_bytes())
+    """Return cotune's state of a complete checkpoint; ConfigError if it is damaged."""
+    try:
+        return json.loads((checkpoint / STATE).read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{checkpoint}: {STATE} is damaged ({error}); {GO_ON}") from error
+
+
+def damaged_file(checkpoint: Path) -> str:
+    """Return the first of the trainer's files of torch's that is cut off, such as optimizer.pt; "" if all are whole."""
+    cut_off = (file for file in checkpoint.glob("*.pt*") if not zipfile.is_zipfile(file))
+    return next((f"{file.name} is damaged" for file in cut_off), "")
 
 
 def numbered_checkpoints(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from cotune.engines.run_start import choose_checkpoint
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.errors import ConfigError
 from cotune.run.best import read_best
-from cotune.run.checkpoints import save_state
+from cotune.run.checkpoints import STATE, load_state, save_state
 from cotune.types import Prompt
 from tests.engines.trl.setup import Run, scored, start
 from tests.helpers import raises_line
@@ -100,6 +100,10 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
     checkpoint.mkdir()
     save_state(checkpoint, {"batches": 1})
     assert choose_checkpoint([checkpoint], best) == checkpoint
+    for name in (STATE, "optimizer.pt", "model.safetensors"):
+        (checkpoint / name).write_bytes(b"{")
+        with raises_line(f"{checkpoint}: {name} is damaged", "remove the checkpoint's folder"):
+            load_state(choose_checkpoint([checkpoint], best) or checkpoint)
     folder = tmp_path / "best"
     names = {file.name for file in folder.iterdir()}
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
