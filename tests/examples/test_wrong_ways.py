@@ -46,7 +46,9 @@ def short(completions: list[Any], **_: Any) -> list[float]:
 
 IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a name for a method": ({"trainer": {"method": "inspo"}}, ["method is of type str; expected an object such as cotune.INSPO(llm=…)"]),
-    "a class for a method": ({"trainer": {"method": cotune.INSPO}}, ["method is the class INSPO; expected"]),
+    "a class for an environment": ({"trainer": {"environment": cotune.LadderEnvironment}}, ["environment is the class LadderEnvironment; expected"]),
+    "a function for tools": ({"trainer": {"tools": short}}, ["tools is of type function; expected a list of functions"]),
+    "a number for data": ({"trainer": {"train_dataset": 5}}, ["train_dataset is 5; expected rows"]),
     "TrainingArguments": ({"trainer": {"args": TrainingArguments("x")}}, ["args is of type TrainingArguments; expected"]),
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),

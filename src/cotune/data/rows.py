@@ -72,7 +72,7 @@ def check_rows(rows: Rows, source: str) -> list[Row]:
     Raises:
         ConfigError: several splits at once, or a row that is not a mapping.
     """
-    if isinstance(rows, str):
+    if isinstance(rows, str) or not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         raise ConfigError(
             f"{source} is {shorten(rows)}; expected rows, as datasets.load_dataset returns them"
         )

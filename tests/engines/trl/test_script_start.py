@@ -123,6 +123,10 @@ def test_what_a_trainer_refuses(
     with pytest.raises(ConfigError, match=expected):
         started(tmp_path, {"environment": geo, **given})
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for output, said in ((str(tmp_path / "file"), ": .*file is a file"), ("", " is ''; expected")):
+        with pytest.raises(ConfigError, match=f"^GRPOConfig.output_dir{said}"):
+            started(tmp_path, {"environment": geo}, output_dir=output)
 
 
 @pytest.mark.parametrize(("rollouts", "rows"), [(6, 510), (600, 600)])

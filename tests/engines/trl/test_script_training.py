@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -187,8 +187,9 @@ def test_a_plan_and_a_try_before_training_change_nothing(
     assert planned.rollouts["train"] == training.spent()["train"]
     assert planned.rollouts["verify"] >= training.spent()["verify"] > 0
     assert planned.calls >= training.run.totals().llm_calls > 0
-    with pytest.raises(ConfigError, match="'development' has no questions"):
-        training.trainer.try_rollouts(split="development")
+    for given, said in (("x", "count is 'x'"), (1, "'development' has no questions")):
+        with pytest.raises(ConfigError, match=said):
+            training.trainer.try_rollouts(cast(Any, given), split="development")
 
 
 @pytest.mark.parametrize("name", ["inspo", "p2o"])

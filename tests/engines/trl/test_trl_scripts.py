@@ -75,7 +75,7 @@ def gsm8k(policy: str, folder: Path, trainer: Callable[..., Any]) -> Any:
         [digits],
         config(folder, num_train_epochs=1, eval_strategy="epoch", per_device_eval_batch_size=4),
         dataset,
-        {"easy": dataset.select([0]), "hard": dataset.select([1, 2, 3])},
+        {"validation": dataset.select([0]), "hard": dataset.select([1, 2, 3])},
     )
 
 
@@ -303,15 +303,15 @@ def test_data_sets_by_name_are_evaluated_each_by_itself(policy: str, tmp_path: P
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     metrics = trainer.evaluate()
-    easy, hard, both = (metrics[f"eval_{name}reward"] for name in ("easy_", "hard_", ""))
+    easy, hard, both = (metrics[f"eval_{name}reward"] for name in ("validation_", "hard_", ""))
     assert metrics["eval_hard_rewards/digits/mean"] == hard
     assert both == pytest.approx((easy + 3 * hard) / 4)
-    assert trainer.evaluate("easy")["eval_reward"] == easy
+    assert trainer.evaluate("validation")["eval_reward"] == easy
     question = {"prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
     rows = trainer.evaluate({"mine": [question]}, metric_key_prefix="test")
     assert rows["test_mine_reward"] == rows["test_reward"]
-    logged = next(row for row in trainer.state.log_history if "eval_easy_reward" in row)
-    assert {"eval_easy_reward", "eval_hard_reward"} <= logged.keys()
+    logged = next(row for row in trainer.state.log_history if "eval_hard_reward" in row)
+    assert {"eval_validation_reward", "eval_hard_reward"} <= logged.keys()
     events = cotune.open_run(trainer.run_folder).read_events()
     scores = [event["by_stratum"] for event in events if event["kind"] == "evaluated"]
-    assert {name: n for name, (_, n) in scores[-1].items()} == {"easy": 1, "hard": 3}
+    assert {name: n for name, (_, n) in scores[-1].items()} == {"validation": 1, "hard": 3}

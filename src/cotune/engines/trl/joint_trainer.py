@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from datasets import Dataset
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from torch.nn import Module
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.config.build import build_llm, initial_instruction
@@ -150,7 +151,9 @@ class JointTrainer(PolicyUpdate):
         trainer_class: type[GRPOTrainer] = GRPOTrainer,
     ) -> None:
         method = method or Static()
-        _check_arguments(method, rollout_func, args, limits)
+        _check_arguments(
+            rollout_func, model, processing_class, tools, method, args, limits, settings
+        )
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
         is_run_file = settings is not None
@@ -173,6 +176,7 @@ class JointTrainer(PolicyUpdate):
             method = replace(method, instruction=None)
         else:
             refuse_data(
+                environment,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 tools=tools,
@@ -211,14 +215,13 @@ class JointTrainer(PolicyUpdate):
         )
         args.reward_weights = list(weights.values()) or None
         validation = environment.tasks("validation") if settings.evaluation.every else ()
+        questions = [{"prompt": task.id} for task in validation]
         super().__init__(
             model,
             joint,
             callbacks=callbacks or (),
             # Only to satisfy the trainer: `evaluate` reads the environment's tasks.
-            eval_dataset=Dataset.from_list([{"prompt": task.id} for task in validation])
-            if validation
-            else None,
+            eval_dataset=Dataset.from_list(questions) if questions else None,
             optimizers=optimizers,
             peft_config=peft_config,
             **({} if quantization_config is None else {"quantization_config": quantization_config}),
@@ -280,8 +283,8 @@ class JointTrainer(PolicyUpdate):
         """
         joint = self.joint
         prompt = Prompt(self.best_instruction)
-        if count < 1:
-            raise ConfigError(f"try_rollouts: count is {count}; expected 1 or more")
+        if not isinstance(cast(object, count), int) or count < 1:
+            raise ConfigError(f"try_rollouts: count is {count!r}; expected 1 or more")
         assignments = [
             Assignment(task, prompt, prompt, "i0", group)
             for group, task in enumerate(self._tasks_of(split)[:count])
@@ -491,8 +494,10 @@ class JointTrainer(PolicyUpdate):
     def _tasks_of(self, eval_dataset: Any) -> Sequence[Task]:
         environment = self.joint.parts.environment
         if eval_dataset is None or isinstance(eval_dataset, str):
-            name = eval_dataset or "validation"
-            tasks = [task for task in environment.tasks("validation") if task.stratum == name]
+            name = "validation" if eval_dataset is None else eval_dataset
+            # None is the whole split, even if one of its data sets is called "validation".
+            validation = environment.tasks("validation")
+            tasks = [task for task in validation if task.stratum == eval_dataset]
             tasks = tasks or (environment.tasks(name) if name in SPLITS else ())
             if not tasks:
                 raise ConfigError(
@@ -553,22 +558,26 @@ def _dtype_of(model: Any, args: GRPOConfig) -> str:
     return name if name in ("float32", "bfloat16", "float16") else "auto"
 
 
-def _check_arguments(method: object, rollout_func: object, args: object, limits: object) -> None:
-    """Raise ConfigError for rollouts of the script's own, and for arguments of another type."""
+def _check_arguments(rollout_func: object, *given: object) -> None:
+    """Raise ConfigError for rollouts of the script's own, and for arguments of another type, in the table's order."""
     if rollout_func is not None:
         raise ConfigError(
             "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
             "environment_factory= or environment="
         )
-    for name, value, kind, example in (
-        ("method", method, JointMethod, "cotune.INSPO(llm=…)"),
-        ("args", args, GRPOConfig, "trl.GRPOConfig(…)"),
-        ("limits", limits, Limits, "cotune.Limits(…)"),
-    ):
-        if not isinstance(value, kind | None):
-            raise ConfigError(
-                f"{name} is {type_of(value)}; expected an object such as {example}, or None"
-            )
+    tokenizers = PreTrainedTokenizerBase | ProcessorMixin | None
+    table: tuple[tuple[str, Any, str], ...] = (
+        ("model", str | Module, "a model of transformers, or its name"),
+        ("processing_class", tokenizers, "a tokenizer of transformers, or None"),
+        ("tools", list | tuple | None, "a list of functions, or None"),
+        ("method", JointMethod, "an object such as cotune.INSPO(llm=…), or None"),
+        ("args", GRPOConfig | None, "an object such as trl.GRPOConfig(…), or None"),
+        ("limits", Limits | None, "an object such as cotune.Limits(…), or None"),
+        ("settings", RunSettings | None, "a run file's RunSettings, or None"),
+    )
+    for value, (name, kind, expected) in zip(given, table, strict=True):
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name} is {type_of(value)}; expected {expected}")
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:

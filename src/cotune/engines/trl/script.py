@@ -32,10 +32,12 @@ from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec, check_template
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
+from cotune.run.json_files import check_folder
 from cotune.run.record import Record
 from cotune.types import Limits, Task
 from cotune.utils.importing import reference_to
 from cotune.utils.text import one_line
+from cotune.utils.values import type_of
 
 _log = logging.getLogger("cotune")
 _EPISODES = 1000  # tasks of an environment that makes its own, without a data set
@@ -177,8 +179,12 @@ def reward_weights(rewards: RewardFunctions | None, environment: Environment) ->
     return {own_reward: 1.0} if own_reward else {}
 
 
-def refuse_data(**arguments: Any) -> None:
-    """Raise ConfigError for an argument that `environment=` takes the place of."""
+def refuse_data(environment: object, **arguments: Any) -> None:
+    """Raise ConfigError for what is no environment, and for an argument that `environment=` takes the place of."""
+    if isinstance(environment, type) or not hasattr(environment, "tasks"):
+        raise ConfigError(
+            f"environment is {type_of(environment)}; expected an object such as cotune.LadderEnvironment()"
+        )
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
@@ -303,7 +309,10 @@ def script_settings(
         policy: the path of the policy, and the type of its weights.
         parts: `ScriptData.parts`; None for an environment of the script's own.
     """
-    output = Path(cast(str, args.output_dir))
+    if not args.output_dir:
+        raise ConfigError("GRPOConfig.output_dir is ''; expected a folder")
+    output = Path(args.output_dir)
+    check_folder(output, "GRPOConfig.output_dir")
     shape = run_shape(args)
     group = shape.group_size
     optimizer_steps = steps_per_batch(args)
