@@ -272,7 +272,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
     "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent cannot be a tool", "no docstring"]),
     "short prompts in a suite": ("compare suite.yaml --dry-run --set set.limits.prompt_tokens=20", ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"]),
-    "a focus on no question of the suite": ("compare suite.yaml --dry-run --set focus=x", ["focus: expected a beginning of [", "; got 'x'"]),
     "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds more than 512", "leave long questions out"]),
 }  # fmt: skip
 

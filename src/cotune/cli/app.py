@@ -279,13 +279,17 @@ def measure(
     tasks, learned one after the other and from the initial policy. The same command goes on after a stop.
     """
     from cotune.cli.trust import check_trusted
+    from cotune.engines.preflight import Preflight
     from cotune.experiments.evaluate.questions import EvaluationOptions
     from cotune.experiments.measure import measure as measure_
 
     evaluation = EvaluationOptions(split=split, limit=limit)
     for folder in run_folders:
         check_trusted(folder, trust)
-    measure_(run_folders, _console(), evaluation, reworded, then or (), output, at_once)
+    measure_(
+        run_folders, _console(), evaluation, reworded, then or (), output,
+        lambda config: Preflight(config, new=False).require(machine_checks=()), at_once,
+    )  # fmt: skip
 
 
 @_command(_START, "plan run.yaml --steps 2")
@@ -392,10 +396,14 @@ def compare(
 
     console = _console()
     if dry_run:
+        from cotune.engines.preflight import Preflight
         from cotune.utils.progress import step_progress
 
         with step_progress(console):
-            running.dry_run(suite, console, set_ or ())
+            configs = running.dry_run(suite, console, set_ or ())
+            for config in configs:
+                Preflight(config, new=False).require(machine_checks=())
+        console.print(f"run files of the first seed: {len(configs)}, all valid; nothing was run")
     else:
         running.compare(suite, console, set_ or ())
 

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,6 @@ from cotune.config.overrides import merge
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig, ScriptRun, dump_config, parse_config, read_fields
-from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import (
     Chain,
@@ -133,8 +132,7 @@ class MeasuredRun:
     """A run folder to measure.
 
     Attributes:
-        label: the row of a suite that it is a seed of, by its name; else its path.
-        pooled_by: what it shares with runs of one label; those that differ in it are labelled by their paths.
+        label: the row of a suite that it is a seed of, if all runs of that name have one `pooled_by`; else its path.
         config: its run file, but with the policy that training started from; if that was the best one of another run,
             the one that this started from.
         policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
@@ -163,12 +161,14 @@ class MeasuredRun:
 
     def check(self, texts: Sequence[str], options: EvaluationOptions) -> None:
         """Raise ConfigError if there are no questions, or a prompt does not fit; no weights are loaded."""
-        parts = Preflight(self.config, new=False)
-        (questions,) = question_sets(self.config, parts.environment, options)
+        from cotune.policy.local_policy import load_codec
+
+        codec = load_codec(self.config.policy)
+        (questions,) = question_sets(self.config, run_environment(self.config), options)
         places = (self.config.limits, [questions.name])
         for text in texts:
             try:
-                check_prompts(questions.environment, parts.codec, text, *places, strategy="static")
+                check_prompts(questions.environment, codec, text, *places, strategy="static")
             except ConfigError as error:
                 raise ConfigError(f"--reworded: {shorten(text)}: {error}") from error
 
@@ -393,7 +393,6 @@ def drift_chart(figures: Sequence[Row]) -> Chart | None:
 # ---- the command
 
 LINEAGE = "lineage"
-_LOCK = "measure.lock"
 
 
 def measure(
@@ -403,6 +402,7 @@ def measure(
     reworded: str,
     then: Sequence[Path],
     output: Path,
+    check_task: Callable[[RunConfig], object],
     at_once: int = 1,
 ) -> None:
     """Measure runs; write measure.json and report.html into `output`, and print the tables.
@@ -411,6 +411,7 @@ def measure(
         options: their split and limit apply.
         reworded: a file of instructions, or "lineage" for all that any of the runs had; "" for none.
         then: the files of the tasks that are trained after each run, in order, in folders of `output`.
+        check_task: raises ConfigError for what is wrong with a task's run file on any machine.
         at_once: how many of these trainings run at a time.
 
     Raises:
@@ -418,7 +419,7 @@ def measure(
         Stopped: Ctrl-C; the same command trains on, and measures from the start.
         ChainsFailed: a run of `then` failed; the rest is reported.
     """
-    check_own_folder(output, "--output", _LOCK)
+    check_own_folder(output, "--output", "measure.lock")
     tasks = {slug(path.stem): read_fields(path, "a run file", "training:") for path in then}
     if len(tasks) < len(then) or "" in tasks:
         raise ConfigError("--then: expected files whose names differ in letters a-z or digits")
@@ -455,7 +456,7 @@ def measure(
     for chain in training:
         if chain.start is None and chain.command:  # One task, which is due.
             try:
-                Preflight(*chain.planned, new=False).require(machine_checks=())
+                check_task(*chain.planned)
             except ConfigError as error:
                 raise ConfigError(f"--then {chain.stages[0]}: {error}") from error
     values: list[ScoreTable] = []
@@ -464,7 +465,7 @@ def measure(
     output.mkdir(parents=True, exist_ok=True)
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
-        with stopped_by_sigterm(), step_progress(console), locked(output / _LOCK, busy):
+        with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
             run_chains(training, at_once, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)

@@ -207,8 +207,7 @@ def load_suite(
             f"run with cotune train {path}"
         )
     source = f"{path} with --set" if assignments else str(path)
-    base = raw.get("base", path)
-    if not isinstance(base, str | Path | dict) or not base:
+    if not isinstance(base := raw.get("base", path), str | Path | dict) or not base:
         raise ConfigError(f"{source}: base: expected a path or fields; got {shorten(base)}")
     try:
         suite = SuiteConfig.model_validate(raw)
