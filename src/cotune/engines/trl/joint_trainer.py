@@ -89,12 +89,16 @@ class JointTrainer(PolicyUpdate):
         reward_funcs: reward functions or models as TRL takes them; None if the environment scores.
         reward_processing_classes: the tokenizers of reward models.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
-        train_dataset, eval_dataset, tools, environment_factory: as GRPOTrainer takes them.
+        train_dataset: as GRPOTrainer takes it.
+        eval_dataset: as GRPOTrainer takes it.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
         callbacks: the trainer's callbacks.
         optimizers: as GRPOTrainer takes them.
         quantization_config: as GRPOTrainer takes it.
         peft_config: as GRPOTrainer takes it.
+        tools: as GRPOTrainer takes them.
+        rollout_func: refused; cotune makes the rollouts itself.
+        environment_factory: as GRPOTrainer takes it.
         method: `cotune.INSPO(llm="gpt-4.1")` or another one; None is GRPO under a fixed instruction.
         environment: supplies the tasks, answers actions and scores them, in place of `train_dataset`,
             `tools` and `environment_factory`.
