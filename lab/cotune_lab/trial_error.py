@@ -58,7 +58,8 @@ def main(folders: Sequence[str]) -> None:
     groups = [group for folder in folders for group in groups_of(RunDir.open(Path(folder)))]
     if not groups:
         sys.exit("cotune_lab.trial_error: no stored group was sampled under one instruction")
-    print(f"{len(groups)} groups of {len(groups[0])}")
+    sizes = sorted({len(group) for group in groups})
+    print(f"{len(groups)} groups of {', '.join(map(str, sizes))}")
     print("lead  groups  accepted  rejected  undecided  groups needed")
     for lead in (0.0, 0.1, 0.2, 0.4):
         for most in (12, 24, 48):

@@ -63,8 +63,8 @@ class LLM(Protocol):
     A resumed run uses recorded replies only if they came from the same model.
 
     If an attribute `optional` is true, a run whose proposals all fail continues. An attribute `origin` is recorded as
-    the origin of its proposals. With `state_dict` and `load_state_dict` it has a state that is saved with the run.
-    A run file sets an attribute `seed` to its own.
+    the origin of its proposals. With `state_dict` and `load_state_dict` it has a state, as JSON, that is saved with
+    the run. If it has an attribute `seed`, a run file sets it to its own.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -172,9 +172,9 @@ class Environment(Protocol):
 
     `environments.base.TaskEnvironment` implements everything: one turn, and reward 0. An environment may have
     a `description`, a text that tells the proposing LLM what the environment offers, instead of its
-    tools' schemas; the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`); and
+    tools' schemas; the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`);
     `parallel_responses`, the number of calls of `respond` that may run at the same time, in any threads;
-    `measure`, the name of its score; and `offline_rules(seed)`, an LLM that needs no model.
+    `measure`, the name of its score; and `offline_rules(seed)`, which returns an LLM that needs no model.
     """
 
     @property

@@ -57,9 +57,10 @@ def test_errors_are_one_line(
 
 def test_a_closed_standard_output_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda: print("…"))
-    for stream in (None, TextIOWrapper(BytesIO(), "latin-1")):  # nor does one without "…"
+    for stream in (None, written := TextIOWrapper(BytesIO(), "latin-1")):
         monkeypatch.setattr("sys.stdout", stream)
         cli.main()
+    assert written.buffer.getvalue() == b"?\n"  # type: ignore[attr-defined]
 
 
 def test_the_version_is_printed() -> None:

@@ -167,10 +167,25 @@ def test_a_get_reward_that_raises_is_named() -> None:
 SECOND_BROKE = [StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED]
 
 
-def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
+OUTAGE = "reset() raised OSError: no answer"
+
+
+@pytest.mark.parametrize(
+    "error", ["guess: took too long", "reset() took longer than 0.05 s", OUTAGE]
+)
+def test_a_call_that_hangs_or_fails_ends_its_episode_alone(error: str) -> None:
     released = threading.Event()
+    problems = ["once"] if error.startswith("reset") else []
 
     class Hanging(Guessing):
+        def reset(self, secret: int, **columns: Any) -> str:
+            if secret == 1 and problems:
+                problems.clear()
+                if error == OUTAGE:
+                    raise OSError("no answer")
+                released.wait()
+            return super().reset(secret, **columns)
+
         def guess(self, number: int) -> str:
             """Guesses.
 
@@ -185,31 +200,12 @@ def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
     try:
         trajectories = roll_out(own, guessed)
         assert [t.stop for t in trajectories] == SECOND_BROKE
-        assert trajectories[1].turns[0].error == "guess: took too long"
-        assert trajectories[1].reward == 0.0
+        assert (trajectories[1].turns[0].error, trajectories[1].reward) == (error, 0.0)
         hung = own.reward_arguments(trajectories)["environments"][1]
         again = roll_out(own, ["Done."])
-        assert hung not in own.reward_arguments(again)["environments"]
+        assert error == OUTAGE or hung not in own.reward_arguments(again)["environments"]
     finally:
         released.set()
-
-
-def test_a_reset_that_fails_later_ends_its_episode_alone() -> None:
-    class Flaky(Guessing):
-        calls = 0
-
-        def reset(self, secret: int, **columns: Any) -> str:
-            type(self).calls += secret == 1
-            if secret == 1 and type(self).calls == 1:
-                raise OSError("no answer")
-            return super().reset(secret, **columns)
-
-    own = environment(Flaky)
-    trajectories = roll_out(own, guessed)
-    failed = own.reward_arguments(trajectories)["environments"][1]
-    assert failed not in own.reward_arguments(roll_out(own, guessed))["environments"]
-    assert [t.stop for t in trajectories] == SECOND_BROKE
-    assert trajectories[1].turns[0].error == "reset() raised OSError: no answer"
 
 
 # ---- environments that draw their tasks, as TRL's documentation and examples show them

@@ -45,7 +45,9 @@ def _flag(name: str, text: str) -> Any:
 
 
 _SPLITS = "train|validation|test"
-_TRUST = "Run Python files that the folder's run.yaml names in it or outside the current folder."
+_TRUST = (
+    "Run Python files that run.yaml names in the run folder itself, or outside the current folder."
+)
 
 # Options of several commands.
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
@@ -433,9 +435,8 @@ def _console() -> "Console":
 
 def main() -> None:
     """Run the `cotune` command line; here every command ends."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # it may not encode "…", or a question
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # it may not encode "…", or a question
     try:
         try:
             app()

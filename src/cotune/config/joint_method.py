@@ -30,7 +30,7 @@ class JointMethod:
     options_class: ClassVar[type[Any]]
 
     llm: ProposingLLM = None
-    """Writes proposals. None is the environment's offline rules; without any it is an error if the method asks an LLM."""
+    """Writes proposals. None is the environment's offline rules; without any, an error if the method asks an LLM."""
     instruction: str | None = None
     """The initial instruction; None takes the data's or the environment's."""
 

@@ -75,8 +75,8 @@ class TrlEnvironment(TaskEnvironment):
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
     calls of an instance are made in one thread, one after the other; tools of several instances run at
-    the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
-    ends with an environment error, and the instance is not used again.
+    the same time. A `reset` that fails ends its episode with an environment error; so does a call that takes
+    too long, whose instance is not used again.
 
     Args:
         factory: a class or function that makes one environment, without arguments.
@@ -246,7 +246,7 @@ class TrlEnvironment(TaskEnvironment):
             self._in_order.run([[job] for job in jobs])
         for instance, job in zip(instances, jobs, strict=True):
             instance.failure = f"reset() {_describe(job)}" if job.error else ""
-            instance.broken |= job.error is not None
+            instance.broken |= job.timed_out  # the call may still change it
             value = "" if job.error or job.value is None else job.value
             if not isinstance(value, str):
                 kind = type(value).__name__

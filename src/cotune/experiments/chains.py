@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from os.path import realpath
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from rich.console import Console
@@ -296,22 +296,27 @@ def print_progress(chains: Sequence[Chain], printed: set[str], console: Console)
     return advanced
 
 
-def check_own_folder(folder: Path, field: str, lock: str) -> None:
-    """Raise ConfigError, which names the field, unless a folder is new, empty, or holds a command's lock file."""
+def check_own_folder(folder: Path, field: str, *marks: str) -> None:
+    """Raise ConfigError, which names the field, unless a folder is new, empty, or holds a file of the command's."""
     check_folder(folder, field)
-    foreign = folder.exists() and any(folder.iterdir()) and not (folder / lock).exists()
-    if foreign or RunDir.is_run(folder):
+    is_used = folder.exists() and any(folder.iterdir())
+    is_marked = any((folder / mark).exists() for mark in marks)
+    if (is_used and not is_marked) or RunDir.is_run(folder):
         raise ConfigError(f"{field}: {folder} holds something else; choose another folder")
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return a run file's fields by dotted path; its folders however they are spelt."""
+    folders = {"output": realpath(config.output), "policy.path": realpath(config.policy.path)}
+    return flat(dump_config(config)) | folders
 
 
 def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
     """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
     # Read with this version, so that new fields have their defaults.
-    recorded, expected = (
-        flat(dump_config(each)) | {"output": realpath(each.output), "policy.path": realpath(each.policy.path)}
-        for each in (recorded_config(RunDir.open(folder)), config)
-    )  # fmt: skip
-    # Backwards: training.steps, which a user sets, before the rollout_budget that follows from it.
+    recorded = _settings(recorded_config(RunDir.open(folder)))
+    expected = _settings(config)
+    # Backwards, so that training.steps, in which a person thinks, comes before training.rollout_budget.
     for name in sorted(recorded.keys() | expected.keys(), reverse=True):
         if name != "threads" and recorded.get(name) != expected.get(name):
             raise ConfigError(

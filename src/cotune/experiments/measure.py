@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from os.path import realpath
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +30,8 @@ from cotune.config.overrides import merge
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig, ScriptRun, dump_config, parse_config, read_fields
-from cotune.errors import ConfigError, Stopped
+from cotune.environments.base import TaskEnvironment
+from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.chains import (
     Chain,
     ChainsFailed,
@@ -67,7 +69,8 @@ _DURING = "evaluate_during"
 # Fields of a run file on which no score of the initial policy depends; of the strategy, what it evolves counts.
 _NOT_SCORED_BY = {"name", "output", "seed", "threads", "strategy", "llm", "evaluation", "logging"}
 # Fields in which seeds of one method may differ; and later stages of a row, which start from what earlier ones left.
-_BY_SEED = "name|output|threads|.*(seed|url)"
+_SAVING = r"logging\..*|training\.(save_every|keep_checkpoints|rows_per_call|single_gpu)"
+_BY_SEED = f"name|output|threads|{_SAVING}|.*(seed|url)"
 _BY_EARLIER_STAGES = r"policy\.path|instruction\.text|training\.(steps|rollout_budget)"
 Tasks = Mapping[str, Mapping[str, Any]]
 """By name, the fields of a run file in which a task differs from the run before it."""
@@ -95,9 +98,10 @@ class NextTasks(Chain):
     def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
         name = self.stages[index]
         task = parse_config(merge(dump_config(self._config), self._tasks[name]), f"--then {name}")
-        if task.policy.path != (path := self._config.policy.path):
+        path_of_run = self._config.policy.path
+        if realpath(task.policy.path) != realpath(path_of_run):
             raise ConfigError(
-                f"--then {name}: policy.path is {task.policy.path!r}; expected the run's, {path!r}: remove it there"
+                f"--then {name}: policy.path is {task.policy.path!r}; expected the run's, {path_of_run!r}: remove it there"
             )
         raw = dump_config(task)
         start = self.start
@@ -164,13 +168,19 @@ class MeasuredRun:
         from cotune.policy.local_policy import load_codec
 
         codec = load_codec(self.config.policy)
-        (questions,) = question_sets(self.config, run_environment(self.config), options)
+        (questions,) = question_sets(self.config, run_environment(self.config, codec), options)
+        environment = questions.environment
+        if isinstance(environment, TaskEnvironment):
+            # Only these are asked.
+            environment = environment.with_tasks({questions.name: questions.tasks})
         places = (self.config.limits, [questions.name])
         for text in texts:
             try:
-                check_prompts(questions.environment, codec, text, *places, strategy="static")
+                check_prompts(environment, codec, text, *places, strategy="static")
             except ConfigError as error:
-                raise ConfigError(f"--reworded: {shorten(text)}: {error}") from error
+                raise ConfigError(
+                    f"--reworded: {shorten(text)} does not fit {self.run.path}: {error}; name a file without it"
+                ) from error
 
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
@@ -187,11 +197,12 @@ class MeasuredRun:
 
 def pooled_by(config: RunConfig, seed: int) -> str:
     """Return as text what seeds of one method share; a later stage of a suite's row has another `seed` in its name."""
-    later = config.seed - seed
-    left_out = f"{_BY_SEED}|{_BY_EARLIER_STAGES}" if later else _BY_SEED
+    seed_offset = config.seed - seed
+    left_out = f"{_BY_SEED}|{_BY_EARLIER_STAGES}" if seed_offset else _BY_SEED
+    row_folder = realpath(config.output.parent.parent) if seed_offset else ""
     fields = flat(dump_config(config)).items()
     shared = {name: value for name, value in fields if not re.fullmatch(left_out, name)}
-    return json.dumps([shared, later, later and str(config.output.parent.parent)], sort_keys=True)
+    return json.dumps([shared, seed_offset, row_folder], sort_keys=True)
 
 
 def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
@@ -411,7 +422,7 @@ def measure(
         options: their split and limit apply.
         reworded: a file of instructions, or "lineage" for all that any of the runs had; "" for none.
         then: the files of the tasks that are trained after each run, in order, in folders of `output`.
-        check_task: raises ConfigError for what is wrong with a task's run file on any machine.
+        check_task: raises ConfigError or EngineError for what is wrong with a task's run file on any machine.
         at_once: how many of these trainings run at a time.
 
     Raises:
@@ -419,7 +430,7 @@ def measure(
         Stopped: Ctrl-C; the same command trains on, and measures from the start.
         ChainsFailed: a run of `then` failed; the rest is reported.
     """
-    check_own_folder(output, "--output", "measure.lock")
+    check_own_folder(output, "--output", "measure.lock", "measure.json")
     tasks = {slug(path.stem): read_fields(path, "a run file", "training:") for path in then}
     if len(tasks) < len(then) or "" in tasks:
         raise ConfigError("--then: expected files whose names differ in letters a-z or digits")
@@ -451,14 +462,14 @@ def measure(
         allow_hub()
     for run in runs:
         quiet_libraries(run.config)
-    for run in runs:
-        run.check(texts, options)
+        if texts or then:
+            run.check(texts, options)
     for chain in training:
         if chain.start is None and chain.command:  # One task, which is due.
             try:
                 check_task(*chain.planned)
-            except ConfigError as error:
-                raise ConfigError(f"--then {chain.stages[0]}: {error}") from error
+            except CotuneError as error:
+                raise type(error)(f"--then {chain.stages[0]}: {error}") from error
     values: list[ScoreTable] = []
     initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
     printed = set[str]()

@@ -17,7 +17,7 @@ from cotune.protocols import LLM, Recorder, State
 from cotune.types import Instruction, Task
 
 _ENDS_A_RUN = 2  # failed phases in a row
-_ADVICE = "correct llm, or to continue without its proposals set llm.optional: true (of an object: optional = True)"
+_ADVICE = "correct llm; to go on without its proposals, set llm.optional: true, or optional = True on an LLM object"
 _CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
 _CRITIQUE_CHARS = 2000
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)

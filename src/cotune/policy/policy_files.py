@@ -42,8 +42,9 @@ class PolicyConfig(Model):
 
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 """The file of an adapter's folder that names its base."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""The file of an adapter's folder that holds its weights."""
 
 
 def policy_path(path: str) -> str:

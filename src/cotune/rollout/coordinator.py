@@ -301,9 +301,10 @@ class Coordinator:
             restore_llm(self.llm, state["llm"])
 
     def on_rank_zero(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on rank 0 while the others serve; all return its result. If it fails, the others raise an EngineError.
+        """Run `work` on rank 0 while the others serve; all return its result, or raise.
 
-        All ranks call it together. Within `work` it runs its argument directly.
+        All ranks call it together. If it fails, rank 0 raises its error, the others an EngineError. Within `work` it
+        runs its argument directly.
         """
         if self._leads:
             return work()

@@ -162,4 +162,9 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
     except Timeout:
         raise ConfigError(busy) from None
     with lock:
-        yield
+        try:
+            yield
+        finally:
+            # Some versions of filelock remove the file, which marks the folder as a command's.
+            if path.parent.is_dir() and not path.exists():
+                path.touch()

@@ -124,8 +124,11 @@ def test_what_a_trainer_refuses(
         started(tmp_path, {"environment": geo, **given})
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    for output, said in ((str(tmp_path / "file"), ": .*file is a file"), ("", " is ''; expected")):
-        with pytest.raises(ConfigError, match=f"^GRPOConfig.output_dir{said}"):
+    for output, problem in (
+        (str(tmp_path / "file"), ": .*file is a file"),
+        ("", " is ''; expected"),
+    ):
+        with pytest.raises(ConfigError, match=f"^GRPOConfig.output_dir{problem}"):
             started(tmp_path, {"environment": geo}, output_dir=output)
 
 

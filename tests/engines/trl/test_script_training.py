@@ -187,9 +187,9 @@ def test_a_plan_and_a_try_before_training_change_nothing(
     assert planned.rollouts["train"] == training.spent()["train"]
     assert planned.rollouts["verify"] >= training.spent()["verify"] > 0
     assert planned.calls >= training.run.totals().llm_calls > 0
-    for given, said in (("x", "count is 'x'"), (1, "'development' has no questions")):
-        with pytest.raises(ConfigError, match=said):
-            training.trainer.try_rollouts(cast(Any, given), split="development")
+    for count, problem in (("x", "count is 'x'"), (1, "'development' has no questions")):
+        with pytest.raises(ConfigError, match=problem):
+            training.trainer.try_rollouts(cast(Any, count), split="development")
 
 
 @pytest.mark.parametrize("name", ["inspo", "p2o"])

@@ -161,7 +161,7 @@ def phases(replies: list[Any], optional: bool = False) -> Events:
 @pytest.mark.parametrize(
     ("replies", "reason"),
     [
-        ([GOOD, BAD, BAD], r"2 phases in a row failed \(LLMError: 401\): .*object: optional"),
+        ([GOOD, BAD, BAD], r"2 phases in a row failed \(LLMError: 401\): .*or optional"),
         # Replies that break the contract end a run only if none ever met it.
         ([BROKEN, BROKEN], "broke the contract: lost <answer>"),
     ],

@@ -156,7 +156,14 @@ class JointTrainer(PolicyUpdate):
     ) -> None:
         method = method or Static()
         _check_arguments(
-            rollout_func, model, processing_class, tools, method, args, limits, settings
+            rollout_func,
+            model=model,
+            processing_class=processing_class,
+            tools=tools,
+            method=method,
+            args=args,
+            limits=limits,
+            settings=settings,
         )
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
@@ -505,7 +512,8 @@ class JointTrainer(PolicyUpdate):
             tasks = tasks or (environment.tasks(name) if name in SPLITS else ())
             if not tasks:
                 raise ConfigError(
-                    f"{name!r} has no questions; expected train, validation, test or a name in eval_dataset"
+                    f"{name!r} has no questions; expected eval_dataset= with some, another split (train, validation, test), "
+                    "or the name of one of its data sets"
                 )
             return tasks
         prompt_format = getattr(environment, "prompt_format", None)
@@ -562,26 +570,26 @@ def _dtype_of(model: Any, args: GRPOConfig) -> str:
     return name if name in ("float32", "bfloat16", "float16") else "auto"
 
 
-def _check_arguments(rollout_func: object, *given: object) -> None:
-    """Raise ConfigError for rollouts of the script's own, and for arguments of another type, in the table's order."""
+def _check_arguments(rollout_func: object, **arguments: object) -> None:
+    """Raise ConfigError for rollouts of the script's own, and for arguments of another type."""
     if rollout_func is not None:
         raise ConfigError(
             "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
             "environment_factory= or environment="
         )
     tokenizers = PreTrainedTokenizerBase | ProcessorMixin | None
-    table: tuple[tuple[str, Any, str], ...] = (
-        ("model", str | Module, "a model of transformers, or its name"),
-        ("processing_class", tokenizers, "a tokenizer of transformers, or None"),
-        ("tools", list | tuple | None, "a list of functions, or None"),
-        ("method", JointMethod, "an object such as cotune.INSPO(llm=…), or None"),
-        ("args", GRPOConfig | None, "an object such as trl.GRPOConfig(…), or None"),
-        ("limits", Limits | None, "an object such as cotune.Limits(…), or None"),
-        ("settings", RunSettings | None, "a run file's RunSettings, or None"),
-    )
-    for value, (name, kind, expected) in zip(given, table, strict=True):
-        if not isinstance(value, kind):
-            raise ConfigError(f"{name} is {type_of(value)}; expected {expected}")
+    table: dict[str, tuple[Any, str]] = {
+        "model": (str | Module, "a model of transformers, or its name"),
+        "processing_class": (tokenizers, "a tokenizer of transformers, or None"),
+        "tools": (list | tuple | None, "a list of functions, or None"),
+        "method": (JointMethod, "an object such as cotune.INSPO(llm=…), or None"),
+        "args": (GRPOConfig | None, "an object such as trl.GRPOConfig(…), or None"),
+        "limits": (Limits | None, "an object such as cotune.Limits(…), or None"),
+        "settings": (RunSettings | None, "a run file's RunSettings, or None"),
+    }
+    for name, (kind, expected) in table.items():
+        if not isinstance(arguments[name], kind):
+            raise ConfigError(f"{name} is {type_of(arguments[name])}; expected {expected}")
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:

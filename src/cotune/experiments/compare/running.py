@@ -106,7 +106,7 @@ class SuiteCell(Chain):
     def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
         """Return a stage's part of the budget, and the steps that it is enough for; {} if `training` is invalid."""
         name = self.stages[index]
-        others = {"mini_batches": 1, "micro_batch_size": 1, "rollout_budget": None}
+        others = {"steps": 1, "mini_batches": 1, "micro_batch_size": 1, "rollout_budget": None}
         try:
             training = TrainingConfig.model_validate(raw.get("training", {}) | others)
         except (TypeError, ValidationError):
@@ -176,7 +176,7 @@ def compare(path: Path, console: Console, assignments: Sequence[str] = ()) -> "S
         ChainsFailed: rows failed, or used more or fewer rollouts than their class allows.
     """
     suite, base = load_suite(path, assignments)
-    check_own_folder(suite.output, "output", SUITE_LOCK)
+    check_own_folder(suite.output, "output", SUITE_LOCK, "summary.json")
     cells = cells_of(suite, base)
     printed = set[str]()
     page = suite.output / "report.html"
@@ -224,7 +224,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     Raises ConfigError: `cotune compare` would reject the folder, or `cotune train` a run file on any machine.
     """
     suite, base = load_suite(path, assignments)
-    check_own_folder(suite.output, "output", SUITE_LOCK)
+    check_own_folder(suite.output, "output", SUITE_LOCK, "summary.json")
     cells = cells_of(suite, base)
     _print_heading(suite, cells, console)
     configs = [config for cell in cells[: len(suite.methods)] for config in cell.planned]

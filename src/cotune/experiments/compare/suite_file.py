@@ -93,9 +93,10 @@ def expand(changes: Any) -> Any:
 
 
 def _keeps_sections(changes: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a value in place of these sections: fields that are set later would hide that the base's are lost."""
+    """Refuse a value for a whole section: it would drop the base's fields, and those set later would hide that."""
     for name in ("strategy", "training"):
-        if not isinstance(value := changes.get(name, {}), dict):
+        value = changes.get(name, {})
+        if not isinstance(value, dict):
             raise ValueError(f"{name}: expected fields below it; got {shorten(value, guess=True)}")
     return changes
 
@@ -207,8 +208,9 @@ def load_suite(
             f"run with cotune train {path}"
         )
     source = f"{path} with --set" if assignments else str(path)
-    if not isinstance(base := raw.get("base", path), str | Path | dict) or not base:
-        raise ConfigError(f"{source}: base: expected a path or fields; got {shorten(base)}")
+    named_base = raw.get("base", path)
+    if not isinstance(named_base, str | Path | dict) or named_base == "":
+        raise ConfigError(f"{source}: base: expected a path or fields; got {shorten(named_base)}")
     try:
         suite = SuiteConfig.model_validate(raw)
     except ValidationError as error:
