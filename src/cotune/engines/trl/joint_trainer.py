@@ -155,16 +155,8 @@ class JointTrainer(PolicyUpdate):
         trainer_class: type[GRPOTrainer] = GRPOTrainer,
     ) -> None:
         method = method or Static()
-        _check_arguments(
-            rollout_func,
-            model=model,
-            processing_class=processing_class,
-            tools=tools,
-            method=method,
-            args=args,
-            limits=limits,
-            settings=settings,
-        )
+        _check_arguments(rollout_func, model=model, processing_class=processing_class, tools=tools,
+                         method=method, args=args, limits=limits, settings=settings)  # fmt: skip
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
         is_run_file = settings is not None
