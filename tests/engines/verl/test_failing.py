@@ -62,7 +62,7 @@ def test_a_failure_of_an_environment_ends_the_run(tmp_path: Path) -> None:
     fault.write_text(json.dumps({"raise": "StopIteration", "after": 0}))
     status, said = failed(str(tmp_path), "resume", run)
     (line,) = said
-    assert line.startswith("cotune: an environment raised StopIteration")
+    assert line.startswith("cotune: an environment or its rewards raised StopIteration")
     assert status == 1
     # It went on from the step before the failure, and can do so again.
     assert [row["from_step"] for row in events(run, "resumed")] == [1]
