@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 29_938,
+    "lines of src": 29_937,
     "lines of lab": 7_000,
     "lines of tests": 31_999,
     "words of docs": 30_000,

@@ -3,8 +3,7 @@
     python -m cotune_lab.retrieval_quality DOCUMENTS.trec TOPICS.trec QRELS
 
 The files are in TREC's format, such as the Vaswani (NPL) collection's in `tests/fixtures/vaswani_npl` of
-PyTerrier's repository. Means over the topics that have
-judgements, of 1,000 passages each.
+PyTerrier's repository. Means over the topics that have judgements, of 1,000 passages each.
 """
 
 import argparse

@@ -57,7 +57,8 @@ def test_errors_are_one_line(
 
 def test_a_closed_standard_output_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda: print("…"))
-    for stream in (None, written := TextIOWrapper(BytesIO(), "latin-1")):
+    written = TextIOWrapper(BytesIO(), "latin-1")
+    for stream in (None, written):
         monkeypatch.setattr("sys.stdout", stream)
         cli.main()
     assert written.buffer.getvalue() == b"?\n"  # type: ignore[attr-defined]

@@ -75,10 +75,8 @@ def test_rules_write_for_the_worlds_that_have_them(llm: dict[str, Any] | None) -
     raw = LEAST | {"environment": "math", "dataset": {"path": "x"}, "policy": {"path": "me/model"}}
     assert parse_config(raw | {"llm": llm}, "test").proposer is None  # a static run asks none
     raw["strategy"] = {"kind": "inspo"}
-    with raises_line(
-        "environment.kind math has no offline rules; set llm to an OpenAI-compatible",
-        "{kind: bank, ",
-    ):
+    expected = "environment.kind math has no offline rules; set llm to an OpenAI-compatible"
+    with raises_line(expected, "{kind: bank, "):
         parse_config(raw | {"llm": llm}, "test")
     parse_config(raw | {"llm": {"kind": "openai", "model": "m"}}, "test")
 

@@ -2,8 +2,8 @@
 
 A check builds a part of the run, and its error is the check's. `train`, `resume` and `plan --steps` stop at the
 first one. `compare --dry-run` and `measure --then` stop at errors in the run file, and warn of what this machine
-lacks; so does `try`, which also needs the policy's files and the retriever. `doctor` goes on and shows all of it. Checks run in order of
-cost; weights are not loaded.
+lacks; so does `try`, which also needs the policy's files and the retriever. `doctor` goes on and shows all of it.
+Checks run in order of cost; weights are not loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence

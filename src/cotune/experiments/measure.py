@@ -68,8 +68,9 @@ CURVES = "Next task"
 _DURING = "evaluate_during"
 # Fields of a run file on which no score of the initial policy depends; of the strategy, what it evolves counts.
 _NOT_SCORED_BY = {"name", "output", "seed", "threads", "strategy", "llm", "evaluation", "logging"}
-# Fields in which seeds of one method may differ; and later stages of a row, which start from what earlier ones left.
+# Patterns of fields that make no other run.
 _SAVING = r"logging\..*|training\.(save_every|keep_checkpoints|rows_per_call|single_gpu)"
+# In these, seeds of one method may differ; in those below also later stages, which start from what earlier ones left.
 _BY_SEED = f"name|output|threads|{_SAVING}|.*(seed|url)"
 _BY_EARLIER_STAGES = r"policy\.path|instruction\.text|training\.(steps|rollout_budget)"
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -101,7 +102,8 @@ class NextTasks(Chain):
         path_of_run = self._config.policy.path
         if realpath(task.policy.path) != realpath(path_of_run):
             raise ConfigError(
-                f"--then {name}: policy.path is {task.policy.path!r}; expected the run's, {path_of_run!r}: remove it there"
+                f"--then {name}: policy.path is {task.policy.path!r}; expected the run's, {path_of_run!r}: remove it "
+                "there"
             )
         raw = dump_config(task)
         start = self.start

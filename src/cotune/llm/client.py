@@ -301,9 +301,10 @@ class MeteredLLM:
         self.optional = optional or bool(getattr(llm, "optional", False))
         self._record = record
         self._model = model
-        # The state of a torch module is its weights, which are no part of a run.
-        for name in () if hasattr(llm, "named_parameters") else ("state_dict", "load_state_dict"):
-            if hasattr(llm, name):
+        is_module = hasattr(llm, "named_parameters")
+        for name in ("state_dict", "load_state_dict"):
+            # The state of a torch module is its weights, which are no part of a run.
+            if hasattr(llm, name) and not is_module:
                 setattr(self, name, getattr(llm, name))
 
     def complete(self, prompt: str) -> Completion:

@@ -88,7 +88,7 @@ RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
 
 
 class RolloutFailed(EngineError):
-    """Raised on every one of several ranks if a rollout failed on any of them."""
+    """Raised on every rank, of several, if a rollout failed on any of them."""
 
 
 class Coordinator:

@@ -211,7 +211,7 @@ class Episode:
         return shares
 
     def _bound(self, text: str) -> str:
-        """Cut a text to more than an observation holds: to encode megabytes takes gigabytes of memory."""
+        """Cut a text to a length that surely fills an observation: encoding megabytes takes gigabytes of memory."""
         return text[: _LONGEST_TOKEN * self._limits.observation_tokens]
 
     def _cut(self, text: str, tokens: int) -> str:

@@ -15,13 +15,8 @@ from cotune.run.json_files import write_json_atomic
 
 STATE = "cotune-state.json"
 GO_ON = "restore the file, or remove the checkpoint's folder to go on from the one before it, or else from the start"
-_TORCH_FILES = (
-    "optimizer.pt",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state*.pth",
-    "data.pt",
-)  # TRL's, and veRL's
+# TRL's files, and the last one veRL's.
+_TORCH_FILES = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth", "data.pt")
 _NAME = re.compile(r"(?:checkpoint-|global_step_)(\d+)")  # TRL's and veRL's
 
 
@@ -39,7 +34,7 @@ def load_state(checkpoint: Path) -> State:
 
 
 def damaged_file(checkpoint: Path) -> str:
-    """Return which file that the trainer wrote by torch, beside the weights, is cut off; "" if none is."""
+    """Say which of the trainer's files beside the weights is cut off; "" if none is."""
     files = (file for pattern in _TORCH_FILES for file in checkpoint.glob(pattern))
     cut_off = (file for file in files if not zipfile.is_zipfile(file))
     return next((f"{file.name} is damaged" for file in cut_off), "")

@@ -249,13 +249,12 @@ class RunDisplay:
             return
         self._last_step = step
         if self._console is not None:
-            total = self._total
-            report("step", step, total)
+            report("step", step, self._total)
             figures = [
                 text.format(values[name]) for name, text in _FIGURES.items() if name in values
             ]
-            figures += self._time_left(step, total)
-            self._tell(step, f"[bold]step {step}/{total}[/]  {'  '.join(figures)}")
+            figures += self._time_left(step, self._total)
+            self._tell(step, f"[bold]step {step}/{self._total}[/]  {'  '.join(figures)}")
         self._flat_steps = self._flat_steps + 1 if _is_flat(values) else 0
         for problem, notice in (
             ("truncation", truncation_notice(values)),

@@ -124,10 +124,7 @@ def test_what_a_trainer_refuses(
         started(tmp_path, {"environment": geo, **given})
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    for output, problem in (
-        (str(tmp_path / "file"), ": .*file is a file"),
-        ("", " is ''; expected"),
-    ):
+    for output, problem in ((f"{tmp_path}/file", ": .* is a file"), ("", " is ''; expected")):
         with pytest.raises(ConfigError, match=f"^GRPOConfig.output_dir{problem}"):
             started(tmp_path, {"environment": geo}, output_dir=output)
 

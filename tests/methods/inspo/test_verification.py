@@ -51,10 +51,8 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
     accepted, rejected = accept(found, 2)
     assert accepted == []
-    assert [why for _, why in rejected] == [
-        "below its parent",
-        "not compared: environment errors, or no reward",
-    ]
+    reasons = ["below its parent", "not compared: environment errors, or no reward"]
+    assert [reason for _, reason in rejected] == reasons
 
 
 @pytest.mark.parametrize(

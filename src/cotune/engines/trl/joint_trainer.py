@@ -504,8 +504,8 @@ class JointTrainer(PolicyUpdate):
             tasks = tasks or (environment.tasks(name) if name in SPLITS else ())
             if not tasks:
                 raise ConfigError(
-                    f"{name!r} has no questions; expected eval_dataset= with some, another split (train, validation, test), "
-                    "or the name of one of its data sets"
+                    f"{name!r} has no questions; expected eval_dataset= with some, another split (train, "
+                    "validation, test), or the name of one of its data sets"
                 )
             return tasks
         prompt_format = getattr(environment, "prompt_format", None)

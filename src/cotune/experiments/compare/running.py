@@ -104,11 +104,12 @@ class SuiteCell(Chain):
         return parse_config(raw, f"methods: {self.entry.key}, stage {name}")
 
     def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
-        """Return a stage's part of the budget, and the steps that it is enough for; {} if `training` is invalid."""
+        """Return what the budget sets in a stage: rollouts, steps, and frozen weights in a search; {} for an invalid one."""
         name = self.stages[index]
-        others = {"steps": 1, "mini_batches": 1, "micro_batch_size": 1, "rollout_budget": None}
+        # Fields that the budget decides, or that have to fit a batch.
+        replaced = {"steps": 1, "mini_batches": 1, "micro_batch_size": 1, "rollout_budget": None}
         try:
-            training = TrainingConfig.model_validate(raw.get("training", {}) | others)
+            training = TrainingConfig.model_validate(raw.get("training", {}) | replaced)
         except (TypeError, ValidationError):
             return {}
         batch = training.questions_per_step * training.group_size
@@ -126,10 +127,11 @@ class SuiteCell(Chain):
                 f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
                 f"{name}, less than one batch of {batch}; raise budget"
             )
-        spent = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
-        spent |= {"frozen": True} if is_search(name) else {}
+        changes = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        if is_search(name):
+            changes["frozen"] = True
         strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
-        return {"training": spent, "strategy": strategy}
+        return {"training": changes, "strategy": strategy}
 
     def look(self) -> None:
         super().look()
