@@ -189,7 +189,8 @@ def evaluate(
         ),
     ] = 0,
     temperature: Annotated[
-        float | None, typer.Option(min=0.01, help="Sampling temperature. Default: the run's.")
+        float | None,
+        typer.Option(min=0.01, max=100, help="Sampling temperature. Default: the run's."),
     ] = None,
     limit: Limit = None,
     quadrants: Annotated[

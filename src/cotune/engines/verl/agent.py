@@ -16,11 +16,11 @@ from cotune.engines.verl.processes import (
     RESULT,
     ROW,
     SECTION,
+    LoadedRun,
     PromptRow,
     SessionResult,
-    Worker,
+    get_loaded_run,
     without_columns,
-    worker_of,
 )
 from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
@@ -28,35 +28,35 @@ from cotune.rollout.coordinator import turn_seed
 from cotune.rollout.drivers import Together, run_episode
 from cotune.rollout.episode import begin_episodes, place_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
-from cotune.utils.background import Worker as Thread
+from cotune.utils.background import Worker
 
 
-class Calls:
+class BatchedCalls:
     """The environment's calls, batched over all episodes of this process.
 
     A rollout is scored once its whole group has arrived, because scoring may compare rollouts of a group.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        environment = worker.environment
+    def __init__(self, loaded_run: LoadedRun) -> None:
+        self._loaded_run = loaded_run
+        environment = loaded_run.environment
         # Use one thread for all calls that may not overlap: an environment may keep state that its scores read.
         # An episode that begins may set the seeds of all generators.
-        thread = Thread()
+        worker = Worker()
         parallel = getattr(environment, "parallel_responses", 0)
         parallel = 1 if hasattr(environment, "begin") else parallel
-        own = thread if parallel < 2 else None
+        response_worker = worker if parallel < 2 else None
         begin = partial(begin_episodes, environment=environment)
-        self.begin = Together(begin, worker=thread)
-        self.respond = Together(partial(responses, environment), max(1, parallel), own)
-        self.score = Groups(Together(self._score, worker=thread))
+        self.begin = Together(begin, worker=worker)
+        self.respond = Together(partial(responses, environment), max(1, parallel), response_worker)
+        self.score = Groups(Together(self._score, worker=worker))
 
     def set_progress(self, step: int) -> None:
         """Give reward functions the `trainer_state` of a step of veRL's: the optimizer steps before it."""
-        rewards = self._worker.rewards
+        rewards = self._loaded_run.rewards
         if isinstance(rewards, RewardFunctions):
-            training = self._worker.config.training
-            questions = len(self._worker.environment.tasks("train"))
+            training = self._loaded_run.config.training
+            questions = len(self._loaded_run.environment.tasks("train"))
             rewards.trainer_state = SimpleNamespace(
                 global_step=(step - 1) * training.mini_batches,
                 max_steps=training.steps * training.mini_batches,
@@ -64,8 +64,8 @@ class Calls:
             )
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        environment = self._worker.environment
-        rewards = self._worker.rewards
+        environment = self._loaded_run.environment
+        rewards = self._loaded_run.rewards
         results = score_all(trajectories, environment)
         return results if rewards is None else rewards(results, environment)
 
@@ -93,7 +93,7 @@ class Groups:
         return await self._call(awaited_item)
 
 
-_calls = lru_cache(1)(Calls)
+_get_calls = lru_cache(1)(BatchedCalls)
 
 
 class EpisodeLoop(AgentLoopBase):
@@ -110,11 +110,11 @@ class EpisodeLoop(AgentLoopBase):
         session = int(row["session_id"])
         sent = dict[str, Any]()
         try:
-            worker = worker_of(self.config[SECTION])
+            loaded_run = get_loaded_run(self.config[SECTION])
             prompt_row: PromptRow = row[ROW]
             assignment = prompt_row.assignments[session]
-            assignment = replace(assignment, task=worker.with_columns(assignment.task))
-            calls = _calls(worker)
+            assignment = replace(assignment, task=loaded_run.with_columns(assignment.task))
+            calls = _get_calls(loaded_run)
             calls.set_progress(int(row["global_steps"]))
             number = prompt_row.first + session
             episode = self._episode(calls, assignment, prompt_row.sampling, number, sent)
@@ -142,22 +142,22 @@ class EpisodeLoop(AgentLoopBase):
 
     async def _episode(
         self,
-        calls: Calls,
+        calls: BatchedCalls,
         assignment: Assignment,
         sampling: Sampling,
         number: int,
         sent: dict[str, Any],
     ) -> Trajectory:
         """Return the finished rollout, unscored."""
-        worker = worker_of(self.config[SECTION])
+        loaded_run = get_loaded_run(self.config[SECTION])
         begun: Assignment = await calls.begin((assignment, number, sampling.episode_seed))
         (episode,) = place_episodes(
             [begun],
-            worker.environment,
-            worker.codec,
-            worker.config.limits,
+            loaded_run.environment,
+            loaded_run.codec,
+            loaded_run.config.limits,
             number,
-            worker.context_tokens,
+            loaded_run.context_tokens,
         )
         sample = partial(self._sample, sampling, uuid4().hex, count(), sent)
         await run_episode(episode, sample, calls.respond)
@@ -171,7 +171,7 @@ class EpisodeLoop(AgentLoopBase):
         sent: dict[str, Any],
         request: SampleRequest,
     ) -> Sample:
-        end_ids = worker_of(self.config[SECTION]).codec.end_ids
+        end_ids = get_loaded_run(self.config[SECTION]).codec.end_ids
         params = turn_params(request, sampling, end_ids)
         if self.rollout_config.full_determinism:
             params["seed"] = turn_seed(sampling.seed, request.row, next(turns))

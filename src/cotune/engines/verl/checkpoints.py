@@ -58,7 +58,7 @@ class VerlBest(BestPolicy):
         )
         trainer.checkpoint_manager.update_weights(trainer.global_steps)
         weights_folder = pieces / "actor" / "huggingface"
-        policy: PolicyConfig = joint.worker.config.policy
+        policy: PolicyConfig = joint.loaded_run.config.policy
         if policy.lora is not None:
             weights = adapter_weights(pieces / "actor")
             write_adapter(folder, weights, policy.lora, policy_path(policy.path))

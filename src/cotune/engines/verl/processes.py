@@ -27,8 +27,8 @@ SECTION = "cotune"
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
-    """An environment, any reward functions that replace its scoring, and the policy's codec."""
+class LoadedRun:
+    """What each process of a run loads: environment, codec, and any reward functions that replace its scoring."""
 
     config: RunConfig
     environment: Environment
@@ -46,30 +46,30 @@ class Worker:
         return {(task.id, task.question): task for task in tasks if task.columns}
 
 
-WORKERS: dict[str, Worker] = {}
+LOADED_RUNS: dict[str, LoadedRun] = {}
 """By run folder, what this process has loaded."""
 
 
-def worker_of(section: Any) -> Worker:
-    """Return this process's worker, by the `cotune` section of veRL's configuration."""
+def get_loaded_run(section: Any) -> LoadedRun:
+    """Return what this process has loaded, by the `cotune` section of veRL's configuration."""
     folder = str(section.run_folder)
-    if folder not in WORKERS:
+    if folder not in LOADED_RUNS:
         # Relative paths and modules in the run file are resolved from where the run was started.
         working_folder = str(section.working_folder)
         os.chdir(working_folder)
         if working_folder not in sys.path:
             sys.path.insert(0, working_folder)
-        WORKERS[folder] = make_worker(recorded_config(RunDir.open(folder)))
-    return WORKERS[folder]
+        LOADED_RUNS[folder] = load_run(recorded_config(RunDir.open(folder)))
+    return LOADED_RUNS[folder]
 
 
-def make_worker(config: RunConfig) -> Worker:
+def load_run(config: RunConfig) -> LoadedRun:
     """Load what a process needs; raise ConfigError if something cannot be loaded."""
     codec = load_codec(config.policy)
     environment = run_environment(config, codec)
     check_turns(environment, codec)
     context = context_length(load_architecture(policy_path(config.policy.path)))
-    return Worker(config, environment, build_rewards(config.rewards), codec, context)
+    return LoadedRun(config, environment, build_rewards(config.rewards), codec, context)
 
 
 ROW = "cotune_row"  # column of a prompt's row: a `PromptRow`
@@ -104,11 +104,10 @@ class Questions(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, *_: Any, config: Any, **__: Any) -> None:
-        worker = worker_of(config[SECTION])
-        training = worker.config.training
-        self.order = TaskOrder(
-            worker.environment.tasks("train"), training.questions_per_step, worker.config.seed
-        )
+        run = get_loaded_run(config[SECTION])
+        training = run.config.training
+        tasks = run.environment.tasks("train")
+        self.order = TaskOrder(tasks, training.questions_per_step, run.config.seed)
         self._rows = training.steps * training.questions_per_step
 
     def __len__(self) -> int:

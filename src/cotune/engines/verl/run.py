@@ -31,7 +31,7 @@ from cotune.engines.joint import Joint, Parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import begin_joint, opened_run, run_file_parts
 from cotune.engines.verl.checkpoints import VerlBest, keep_newest
-from cotune.engines.verl.processes import SECTION, WORKERS, Worker
+from cotune.engines.verl.processes import LOADED_RUNS, SECTION, LoadedRun
 from cotune.engines.verl.settings import verl_config
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.rollout.task_order import TaskOrder
@@ -67,8 +67,8 @@ class VerlJoint(Joint):
     trainer: "JointTrainer"
     _apart: Callable[..., list[Trajectory]]
 
-    def __init__(self, parts: Parts, worker: Worker, verl_config: DictConfig) -> None:
-        training = worker.config.training
+    def __init__(self, parts: Parts, loaded_run: LoadedRun, verl_config: DictConfig) -> None:
+        training = loaded_run.config.training
         tasks = parts.environment.tasks("train")
         order = TaskOrder(tasks, training.questions_per_step, parts.settings.seed)
         super().__init__(
@@ -79,7 +79,7 @@ class VerlJoint(Joint):
             training.temperature,
             lambda *rollouts: self._apart(*rollouts),
         )
-        self.worker = worker
+        self.loaded_run = loaded_run
         self.verl_config = verl_config
         self.metrics: dict[str, float] = {}
         self._sent = 0.0
@@ -117,7 +117,7 @@ class VerlJoint(Joint):
         self.batches += 1
         verl_metrics = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         renamed = {_NAMES[name]: value for name, value in verl_metrics.items() if name in _NAMES}
-        optimizer_step = float(self.batches * self.worker.config.training.mini_batches)
+        optimizer_step = float(self.batches * self.loaded_run.config.training.mini_batches)
         row = {**verl_metrics, **renamed, **self.metrics, "optimizer_step": optimizer_step}
         self.parts.record.metrics(self.batches, row)
         metrics.update(self.metrics)
@@ -127,7 +127,7 @@ class VerlJoint(Joint):
     def save(self, checkpoint: Path) -> None:
         """Save cotune's state after veRL has written its half of a checkpoint."""
         save_state(checkpoint, self.state_dict())
-        keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
+        keep_newest(checkpoint.parent, self.loaded_run.config.training.keep_checkpoints)
         self.parts.record.event("saved", self.batches)
 
 
@@ -148,8 +148,8 @@ def prepare(checked: Preflight, console: Console) -> VerlJoint:
         )
     except (AssertionError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"training: veRL rejects it: {one_line(str(error))[:300]}") from error
-    worker = Worker(config, checked.environment, checked.rewards, checked.codec, context)
-    return VerlJoint(parts, worker, values)
+    loaded_run = LoadedRun(config, checked.environment, checked.rewards, checked.codec, context)
+    return VerlJoint(parts, loaded_run, values)
 
 
 # ---- training
@@ -157,18 +157,18 @@ def prepare(checked: Preflight, console: Console) -> VerlJoint:
 
 def train(joint: VerlJoint, *, resume: bool) -> None:
     """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best."""
-    worker = joint.worker
-    config = worker.config
+    loaded_run = joint.loaded_run
+    config = loaded_run.config
     values = joint.verl_config
     settings = joint.parts.settings
     with opened_run(settings, config.training.steps, resume=resume) as record:
         kept_pieces = record.checkpoints_path.absolute() / "best"
-        best = VerlBest(record.best_path, worker.codec.tokenizer, kept_pieces)
+        best = VerlBest(record.best_path, loaded_run.codec.tokenizer, kept_pieces)
         checkpoint = begin_joint(joint, config, record, best, resume=resume)
         if checkpoint is not None:
             values.trainer.resume_mode = "resume_path"
             values.trainer.resume_from_path = str(checkpoint.absolute())
-        initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
+        initial = Prompt(initial_instruction(config.instruction.text, loaded_run.environment))
         joint.evaluation = RunEvaluation(config.evaluation, initial, record, best, report_scores)
         run_folder = str(record.path.absolute())
         # By this section, other processes find the run.
@@ -176,10 +176,10 @@ def train(joint: VerlJoint, *, resume: bool) -> None:
         with open_dict(values):
             values[SECTION] = section
             values.data[SECTION] = section
-        WORKERS[run_folder] = worker
+        LOADED_RUNS[run_folder] = loaded_run
         with _on_ray(values, record.path, settings.console):
             outcome = _fit(joint)
-        conclude(settings, record, outcome, worker.environment)
+        conclude(settings, record, outcome, loaded_run.environment)
 
 
 def _fit(joint: VerlJoint) -> Outcome:
