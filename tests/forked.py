@@ -59,8 +59,8 @@ def run_module(
         env: variables besides this process's own.
         anew: packages that the module is to import itself.
     """
-    (done,) = _forked(module, arguments, [env or {}], timeout, anew)
-    return done
+    (process,) = _forked(module, arguments, [env or {}], timeout, anew)
+    return process
 
 
 def run_ranks(module: str, *arguments: object, timeout: int = 240) -> None:
@@ -71,8 +71,8 @@ def run_ranks(module: str, *arguments: object, timeout: int = 240) -> None:
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     shared["MASTER_PORT"] = str(port)
     envs = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    for rank, done in enumerate(_forked(module, arguments, envs, timeout)):
-        assert done.returncode == 0, f"rank {rank}: {done.stderr}"
+    for rank, process in enumerate(_forked(module, arguments, envs, timeout)):
+        assert process.returncode == 0, f"rank {rank}: {process.stderr}"
 
 
 def _forked(
@@ -86,11 +86,11 @@ def _forked(
     argv = [module, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         outs = [[f"{folder}/{i}.{name}" for name in ("out", "err")] for i in range(len(envs))]
-        asked = {"argv": argv, "timeout": timeout, "outs": outs, "anew": anew}
-        asked["envs"] = [{**os.environ, **_ENVIRONMENT, **env} for env in envs]
+        request = {"argv": argv, "timeout": timeout, "outs": outs, "anew": anew}
+        request["envs"] = [{**os.environ, **_ENVIRONMENT, **env} for env in envs]
         server.connect(os.environ.get(_ADDRESS) or start_server())
         with server.makefile("rw") as stream:
-            print(json.dumps(asked), file=stream, flush=True)
+            print(json.dumps(request), file=stream, flush=True)
             answer = stream.readline()
         assert answer, "the process that forks has ended"
         return [
@@ -162,13 +162,13 @@ def _serve(listener: socket.socket) -> None:
 def _answer(connection: socket.socket) -> NoReturn:
     """Fork the processes asked for, and answer with their exit codes."""
     with connection.makefile("rw") as stream:
-        asked = json.loads(stream.readline())
+        request = json.loads(stream.readline())
         pids: list[int] = []
-        for env, paths in zip(asked["envs"], asked["outs"], strict=True):
+        for env, paths in zip(request["envs"], request["outs"], strict=True):
             if (pid := os.fork()) == 0:
-                for name in [n for n in sys.modules if n.partition(".")[0] in asked["anew"]]:
+                for name in [n for n in sys.modules if n.partition(".")[0] in request["anew"]]:
                     del sys.modules[name]
-                _become(asked["argv"], env, paths, asked["timeout"])
+                _become(request["argv"], env, paths, request["timeout"])
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         print(json.dumps(codes), file=stream, flush=True)
@@ -241,7 +241,7 @@ class ForkedPopen:
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        begun, begins = os.pipe()
+        read_end, write_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
@@ -255,12 +255,12 @@ class ForkedPopen:
                     os.dup2(stdout.fileno(), descriptor)
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
-            os.close(begun)
-            os.close(begins)
+            os.close(read_end)
+            os.close(write_end)
             run_python(args[args.index("-m") :], env)
-        os.close(begins)
-        os.read(begun, 1)  # until it is in its own session: its group is what is interrupted
-        os.close(begun)
+        os.close(write_end)
+        os.read(read_end, 1)  # until it is in its own session: its group is what is interrupted
+        os.close(read_end)
 
     def poll(self) -> int | None:
         return self._waited(os.WNOHANG)

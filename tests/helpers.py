@@ -50,9 +50,9 @@ def raises_line(
     *parts: str, match: str | None = None, error: type[Exception] = ConfigError
 ) -> Iterator[None]:
     """Expect an error of one line that holds some texts, and matches a pattern if there is one."""
-    with pytest.raises(error, match=match) as caught:
+    with pytest.raises(error, match=match) as excinfo:
         yield
-    message = str(caught.value)
+    message = str(excinfo.value)
     assert "\n" not in message
     assert [part for part in parts if part not in message] == [], message
 
@@ -114,10 +114,10 @@ def make_trajectory(
     **fields: Any,
 ) -> Trajectory:
     """A rollout of one turn and two tokens, of which the second closes it; `fields` replace its own."""
-    made = Trajectory(
+    trajectory = Trajectory(
         assignment, (1,), (1,), (2, 3), (1, 0), (-0.5, 0.0), (Turn(text),), stop, None, reward
     )
-    return replace(made, **fields)
+    return replace(trajectory, **fields)
 
 
 def one_step(
@@ -164,9 +164,9 @@ class ScriptedRollout:
         self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
     ) -> list[Trajectory]:
         self.calls.append((purpose, list(assignments)))
-        return [self._one(a, f"{purpose}/{i}") for i, a in enumerate(assignments)]
+        return [self._roll_out(a, f"{purpose}/{i}") for i, a in enumerate(assignments)]
 
-    def _one(self, assignment: Assignment, key: str) -> Trajectory:
+    def _roll_out(self, assignment: Assignment, key: str) -> Trajectory:
         task, text = assignment.task, assignment.sampled.instruction
         digest = hashlib.sha256(f"{key}/{task.id}/{text}".encode()).digest()
         if int.from_bytes(digest[:4], "big") / 2**32 < self.chance(text):
@@ -240,17 +240,17 @@ def check_a_stop_changes_nothing(
     fresh: Callable[[], Any], rollout: Any, llm: LLM, tasks: Sequence[Task], stop: int, steps: int
 ) -> None:
     """Compare a strategy over some steps with one whose state is taken over by another after `stop`."""
-    whole, first, second = fresh(), fresh(), fresh()
-    all_events, before, after = Events(), Events(), Events()
-    metrics = run(whole, rollout, llm, all_events, range(1, steps + 1), tasks)
-    cut = run(first, rollout, llm, before, range(1, stop + 1), tasks)
+    reference, first, second = fresh(), fresh(), fresh()
+    all_events, first_events, second_events = Events(), Events(), Events()
+    metrics = run(reference, rollout, llm, all_events, range(1, steps + 1), tasks)
+    cut = run(first, rollout, llm, first_events, range(1, stop + 1), tasks)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
-    cut += run(second, rollout, llm, after, range(stop + 1, steps + 1), tasks)
+    cut += run(second, rollout, llm, second_events, range(stop + 1, steps + 1), tasks)
     assert cut == metrics
-    assert before.rows + after.rows == all_events.rows
-    assert second.state_dict() == whole.state_dict()
-    assert second.choice() == whole.choice()
+    assert first_events.rows + second_events.rows == all_events.rows
+    assert second.state_dict() == reference.state_dict()
+    assert second.choice() == reference.choice()
 
 
 def install(folder: Path, monkeypatch: Any, group: str, *points: str) -> None:

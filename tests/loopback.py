@@ -20,14 +20,14 @@ def answering(
     def handle(request: BaseHTTPRequestHandler) -> None:
         length = int(request.headers.get("Content-Length", 0))
         status, body = answer(request.path, json.loads(request.rfile.read(length) or "null"))
-        sent = json.dumps(body).encode()
+        payload = json.dumps(body).encode()
         request.send_response(status)
         for name, value in (headers or {}).items():
             request.send_header(name, value)
         request.send_header("Content-Type", "application/json")
-        request.send_header("Content-Length", str(len(sent)))
+        request.send_header("Content-Length", str(len(payload)))
         request.end_headers()
-        request.wfile.write(sent)
+        request.wfile.write(payload)
 
     with serving(handle) as url:
         yield url

@@ -60,7 +60,7 @@ def train(
         progress = Progress(step=step, epoch=epoch, total_steps=settings.steps)
 
         # Evolve, assign, roll out, observe.
-        batch = coordinator.step(tasks(step), group_size, lambda now=progress: now)
+        batch = coordinator.step(tasks(step), group_size, lambda progress=progress: progress)
         trajectories = batch.trajectories
         # GRPO updates the weights, and a teacher if there is one.
         distillation = coordinator.strategy.distillation
@@ -103,8 +103,8 @@ def policy_loss(
     rewards = torch.tensor([t.reward for t in trajectories])
     advantages = group_advantages(rewards, group_size)
     logprobs, mask = completion_logprobs(model, trajectories, temperature)
-    before = logprobs.detach().double().cpu().numpy()
-    weights = batch_weights(trajectories, before, advantages.tolist(), distillation)
+    old_logprobs = logprobs.detach().double().cpu().numpy()
+    weights = batch_weights(trajectories, old_logprobs, advantages.tolist(), distillation)
     by_token = (advantages[:, None] * torch.from_numpy(weights)).to(logprobs)
     return grpo_loss(logprobs, logprobs.detach(), by_token, mask, clip)
 

@@ -47,8 +47,8 @@ def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     for name, value in (changes or {}).items():
         section = raw.get(name)
         if isinstance(value, dict) and isinstance(section, dict):
-            kept = section if value.get("kind", section.get("kind")) == section.get("kind") else {}
-            raw[name] = {**kept, **value}
+            base = section if value.get("kind", section.get("kind")) == section.get("kind") else {}
+            raw[name] = {**base, **value}
         else:
             raw[name] = value
     return raw

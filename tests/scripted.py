@@ -170,21 +170,21 @@ class ScriptedSession:
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         self._sampler.requests.append(requests)
-        return [self._one(request) for request in requests]
+        return [self._sample(request) for request in requests]
 
     def close(self) -> None:
         pass
 
-    def _one(self, request: SampleRequest) -> Sample:
+    def _sample(self, request: SampleRequest) -> Sample:
         codec, turn = self._sampler.codec, self._turns[request.row]
         self._turns[request.row] += 1
         reply = self._sampler.reply(request.row, turn, codec.decode(request.context_ids))
         ids = codec.encode(reply) if isinstance(reply, str) else reply
-        kept = tuple(ids[: request.max_tokens])
-        return Sample(kept, (self._sampler.logprob,) * len(kept))
+        completion = tuple(ids[: request.max_tokens])
+        return Sample(completion, (self._sampler.logprob,) * len(completion))
 
 
-def shown(trajectory: Trajectory, own: int) -> str:
+def shown(trajectory: Trajectory, mask_value: int) -> str:
     """What the policy wrote (1) or what it was shown (0), a character a token."""
     pairs = zip(trajectory.completion_ids, trajectory.mask, strict=True)
-    return CharacterCodec().decode([token for token, mask in pairs if mask == own])
+    return CharacterCodec().decode([token for token, mask in pairs if mask == mask_value])

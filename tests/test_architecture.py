@@ -15,12 +15,12 @@ LAYERS = (
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in ROOT.rglob("*.py"):
         parts = ("cotune", *path.relative_to(ROOT).with_suffix("").parts)
         if "starters" not in parts:  # files that users get, not part of the program
-            found[".".join(parts)] = path
-    return found
+            paths[".".join(parts)] = path
+    return paths
 
 
 def layer(module: str) -> str:
@@ -58,13 +58,13 @@ def test_packages_import_only_those_above_them() -> None:
 def test_modules_outside_an_engine_load_without_it() -> None:
     """What stands at the top of a module runs when it is imported; TRL and veRL exclude each other."""
     tied = ("trl", "verl", "cotune.engines.trl", "cotune.engines.verl")
-    found = [
+    violations = [
         f"{module} imports {name}"
         for module, path in modules().items()
         if not module.startswith(("cotune.engines.trl.", "cotune.engines.verl."))
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
-        if name in tied or name.startswith(tuple(f"{each}." for each in tied))
+        if name in tied or name.startswith(tuple(f"{package}." for package in tied))
     ]
-    assert not found
+    assert not violations

@@ -89,8 +89,8 @@ def test_a_run_file_loads_what_it_names() -> None:
     words = [sys.executable, "-m", "tests.loaded", statement]
     (modules,) = parsed(subprocess.run(words, capture_output=True, text=True, cwd=ROOT))
     assert "cotune.methods.inspo.inspo" in modules
-    others = {"methods.p2o.p2o", "methods.fst", "environments.search", "worlds.ladder"}
-    assert not {f"cotune.{name}" for name in others} & modules
+    unused = {"methods.p2o.p2o", "methods.fst", "environments.search", "worlds.ladder"}
+    assert not {f"cotune.{name}" for name in unused} & modules
 
 
 def test_a_plan_loads_no_client_of_an_endpoint(tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_engine_free_modules_import_only_each_other_and_numpy(loaded: dict[str, 
     assert {"cotune.methods.p2o.p2o", "cotune.methods.text_evolution"} <= set(names)
     assert len(names) >= 20
     modules = loaded["methods"]
-    own = {name for name in modules if name.startswith("cotune")}
-    assert own == {"cotune", "cotune.errors", "cotune.methods", "cotune.rollout", *UTILS, *names}
+    local = {name for name in modules if name.startswith("cotune")}
+    assert local == {"cotune", "cotune.errors", "cotune.methods", "cotune.rollout", *UTILS, *names}
     # gepa is loaded by the phase that needs it.
-    foreign = top_level(modules - loaded["nothing"] - own) - set(sys.stdlib_module_names)
+    foreign = top_level(modules - loaded["nothing"] - local) - set(sys.stdlib_module_names)
     assert foreign <= {"numpy"}
 
 
 def test_public_names() -> None:
     assert sorted(cotune.__all__, key=str.lower) == sorted(set(cotune.__all__), key=str.lower)
     for name in cotune.__all__:
-        found = getattr(cotune, name)
-        assert getattr(found, "__name__", name) == {"from_trl": "TrlEnvironment"}.get(name, name)
-        assert found.__doc__
+        value = getattr(cotune, name)
+        assert getattr(value, "__name__", name) == {"from_trl": "TrlEnvironment"}.get(name, name)
+        assert value.__doc__
     assert {name for name in dir(cotune) if not name.startswith("_")} == set(cotune.__all__)
     assert cotune.__version__ == version("cotune")
     with pytest.raises(AttributeError, match="no attribute 'INSPOO'"):

@@ -16,17 +16,17 @@ TOKENIZER = tiny_tokenizer()
 
 
 def test_advantages_by_hand() -> None:
-    got = group_advantages(torch.tensor([1.0, 0.0, 0.25, 0.25, 2.0, 6.0]), 2)
+    advantages = group_advantages(torch.tensor([1.0, 0.0, 0.25, 0.25, 2.0, 6.0]), 2)
     # Group 1: deviations ±0.5, sample variance 0.5. Group 3: deviations ±2, variance 8.
-    one, three = 0.5 / (math.sqrt(0.5) + 1e-4), 2 / (math.sqrt(8) + 1e-4)
-    expected = torch.tensor([one, -one, 0.0, 0.0, -three, three])
-    torch.testing.assert_close(got, expected)
+    first, third = 0.5 / (math.sqrt(0.5) + 1e-4), 2 / (math.sqrt(8) + 1e-4)
+    expected = torch.tensor([first, -first, 0.0, 0.0, -third, third])
+    torch.testing.assert_close(advantages, expected)
 
 
 @pytest.mark.parametrize(("reward", "size"), [(0.7, 8), (100.1, 15), (0.9, 6)])
 def test_equal_rewards_have_exactly_no_advantage(reward: float, size: int) -> None:
-    got = group_advantages(torch.tensor([reward] * size + [0.0, *[1.0] * (size - 1)]), size)
-    assert [a == 0 for a in got.tolist()] == [True] * size + [False] * size
+    advantages = group_advantages(torch.tensor([reward] * size + [0.0, *[1.0] * (size - 1)]), size)
+    assert [a == 0 for a in advantages.tolist()] == [True] * size + [False] * size
 
 
 def two_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def test_a_rollout_that_the_environment_broke_adds_no_gradient() -> None:
     model = tiny_model(TOKENIZER)
     broken = replace(UNEQUAL[1], stop=StopReason.ENVIRONMENT_ERROR)
     unwritten = replace(UNEQUAL[1], mask=(0, 0))
-    found = gradient(model, [UNEQUAL[0], broken])
-    for got, expected in zip(found, gradient(model, [UNEQUAL[0], unwritten]), strict=True):
-        torch.testing.assert_close(got, expected)
+    gradients = gradient(model, [UNEQUAL[0], broken])
+    for actual, expected in zip(gradients, gradient(model, [UNEQUAL[0], unwritten]), strict=True):
+        torch.testing.assert_close(actual, expected)
     assert broken.generated_tokens == 2  # they were written, and are counted

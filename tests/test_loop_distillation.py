@@ -38,10 +38,10 @@ class TableModel(torch.nn.Module):
 def rollout(prompt: int, sampled: tuple[float, float], reward: float, hint: str) -> Trajectory:
     """Token 1 twice after a prompt of one token; under its hint it had the chances `sampled`."""
     assignment = Assignment(TASK, Prompt("i", hint), Prompt("i"), "i0", 0)
-    seen = (9, prompt) if hint else (prompt,)
+    sampled_prompt = (9, prompt) if hint else (prompt,)
     chances = tuple(math.log(p) for p in sampled)
     return Trajectory(
-        assignment, seen, (prompt,), (1, 1), (1, 1), chances, (Turn(""),),
+        assignment, sampled_prompt, (prompt,), (1, 1), (1, 1), chances, (Turn(""),),
         StopReason.ANSWERED, None, reward,
     )  # fmt: skip
 
@@ -109,8 +109,8 @@ def test_a_teacher_reads_the_rollout_under_its_own_prompt(temperature: float) ->
     second = 0.8 * math.log(0.8 / 0.4) + 0.2 * math.log(0.2 / 0.6)
     assert loss.item() == pytest.approx((first + second) / 4, abs=1e-6)
     loss.backward()
-    each = 1 / 4 / temperature
-    expected = torch.tensor([each * (0.1 - 0.2), each * (0.4 - 0.8)])
+    scale = 1 / 4 / temperature
+    expected = torch.tensor([scale * (0.1 - 0.2), scale * (0.4 - 0.8)])
     torch.testing.assert_close(model.logit.grad[0], expected, atol=1e-6, rtol=1e-5)
     assert model.logit.grad[1].tolist() == [0.0, 0.0]
     assert teacher_loss(model, batch[1:]).item() == 0

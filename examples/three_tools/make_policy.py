@@ -137,27 +137,27 @@ def fit(
 
 def demonstration(rng: random.Random, calls_unasked: float, guessed: str = "{}") -> dict[str, Any]:
     """Questions in a row, under one of several prompts; each is looked up, or guessed at once."""
-    told = rng.choice(["nothing", "nothing", "an aside", "a cue", "a cue"])
+    advice = rng.choice(["nothing", "nothing", "an aside", "a cue", "a cue"])
     prompt = INSTRUCTION
-    if told != "nothing":
+    if advice != "nothing":
         # As an evolved instruction, the end of one, or a hint before it.
-        line, place = rng.choice(CUES if told == "a cue" else ASIDES), rng.randrange(3)
+        line, place = rng.choice(CUES if advice == "a cue" else ASIDES), rng.randrange(3)
         prompt = [line, f"{INSTRUCTION} {line}", f"{line}\n\n{INSTRUCTION}"][place]
     messages: list[dict[str, Any]] = []
-    for asked in [question(rng) for _ in range(4)]:
-        text = asked["question"] if messages else f"{prompt}\n\n{asked['question']}"
+    for row in [question(rng) for _ in range(4)]:
+        text = row["question"] if messages else f"{prompt}\n\n{row['question']}"
         messages.append({"role": "user", "content": text})
-        if rng.random() < (0.95 if told == "a cue" else calls_unasked):
-            call = {"name": asked["tool"], "arguments": {asked["parameter"]: asked["argument"]}}
+        if rng.random() < (0.95 if advice == "a cue" else calls_unasked):
+            call = {"name": row["tool"], "arguments": {row["parameter"]: row["argument"]}}
             calls = [{"type": "function", "function": call}]
             messages += [
                 {"role": "assistant", "content": "", "tool_calls": calls},
-                {"role": "tool", "name": asked["tool"], "content": asked["answer"]},
-                {"role": "assistant", "content": asked["answer"]},
+                {"role": "tool", "name": row["tool"], "content": row["answer"]},
+                {"role": "assistant", "content": row["answer"]},
             ]
         else:
-            said = guessed.format(guess(rng, asked["tool"]))
-            messages.append({"role": "assistant", "content": said})
+            reply = guessed.format(guess(rng, row["tool"]))
+            messages.append({"role": "assistant", "content": reply})
     return {"messages": messages, "tools": SCHEMAS}
 
 

@@ -62,8 +62,8 @@ TOOLS = [calculator, dictionary, calendar]
 
 def exact(completions: Sequence[object], answer: Sequence[str], **_: object) -> list[float]:
     """Return 1 for each completion whose last message is the answer, else 0."""
-    said = [completion[-1]["content"] for completion in completions]  # type: ignore[index]
-    return [float(text.strip() == right) for text, right in zip(said, answer, strict=True)]
+    replies = [completion[-1]["content"] for completion in completions]  # type: ignore[index]
+    return [float(text.strip() == right) for text, right in zip(replies, answer, strict=True)]
 
 
 def questions(count: int = 32, seed: int = 0) -> Dataset:
@@ -78,11 +78,11 @@ def questions(count: int = 32, seed: int = 0) -> Dataset:
 
 def rows(count: int, seed: int) -> list[dict[str, str]]:
     """Different questions, each with its answer and the call that gives it."""
-    rng, found = random.Random(seed), dict[str, dict[str, str]]()
-    while len(found) < count:
+    rng, by_question = random.Random(seed), dict[str, dict[str, str]]()
+    while len(by_question) < count:
         row = question(rng)
-        found[row["question"]] = row
-    return list(found.values())
+        by_question[row["question"]] = row
+    return list(by_question.values())
 
 
 def question(rng: random.Random) -> dict[str, str]:

@@ -22,12 +22,12 @@ _TOPIC = re.compile(r"<num>\s*(\d+)\s*</num>\s*<title>(.*?)</title>", re.DOTALL)
 
 def judgements(path: Path) -> dict[str, set[str]]:
     """Return the relevant documents of each topic."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    relevant: defaultdict[str, set[str]] = defaultdict(set)
     for line in path.read_text(encoding="utf-8").splitlines():
         topic, _, document, relevance = line.split()
         if int(relevance) > 0:
-            found[topic].add(document)
-    return dict(found)
+            relevant[topic].add(document)
+    return dict(relevant)
 
 
 def average_precision(ranked: Sequence[str], relevant: set[str]) -> float:
@@ -37,8 +37,10 @@ def average_precision(ranked: Sequence[str], relevant: set[str]) -> float:
 
 def ndcg(ranked: Sequence[str], relevant: set[str], depth: int = 10) -> float:
     gains = [1 / math.log2(rank + 1) for rank in range(1, depth + 1)]
-    found = sum(gain for gain, document in zip(gains, ranked, strict=False) if document in relevant)
-    return found / sum(gains[: len(relevant)])
+    gained = sum(
+        gain for gain, document in zip(gains, ranked, strict=False) if document in relevant
+    )
+    return gained / sum(gains[: len(relevant)])
 
 
 def main() -> None:
@@ -59,10 +61,10 @@ def main() -> None:
         for id, text in _DOCUMENT.findall(args.documents.read_text(encoding="utf-8"))
     ]
     for language in args.languages:
-        found = Index(documents, language).search(list(topics.values()), DEPTH)
+        results = Index(documents, language).search(list(topics.values()), DEPTH)
         ranked = {
             topic: [document["id"] for document, _ in rows]
-            for topic, rows in zip(topics, found, strict=True)
+            for topic, rows in zip(topics, results, strict=True)
         }
         score = sum(average_precision(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
         top = sum(ndcg(r, relevant[t]) for t, r in ranked.items()) / len(ranked)

@@ -149,10 +149,10 @@ def encode_chat(
     )
     ids = cast("list[int]", rendered)
     labels = [-100] * len(ids)
-    for text, own in segments:
+    for text, learnt in segments:
         piece: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += piece
-        labels += piece if own else [-100] * len(piece)
+        labels += piece if learnt else [-100] * len(piece)
     eos = cast(int, tokenizer.eos_token_id)
     return [*ids, eos], [*labels, eos]
 
@@ -204,9 +204,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: FitRecipe) -> Qwen2For
 def token_losses(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of labelled tokens, (labelled,); others get no logits."""
     targets = labels[:, 1:]
-    wanted = targets != -100
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
-    return F.cross_entropy(model.lm_head(hidden), targets[wanted], reduction="none")
+    labelled = targets != -100
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][labelled]
+    return F.cross_entropy(model.lm_head(hidden), targets[labelled], reduction="none")
 
 
 def fit(

@@ -90,24 +90,24 @@ class Bench:
         self, coordinator: Coordinator, questions: int = 40, greedy: bool = False
     ) -> "dict[str, Figure]":
         """Return the figures under the initial instruction and under each section of the bank."""
-        found = {"initial": self.figure(coordinator, [self.initial], PLAIN * questions, greedy)}
+        figures = {"initial": self.figure(coordinator, [self.initial], PLAIN * questions, greedy)}
         for name, lines in self.requests.items():
             texts = [self.instructed(line, i) for i, line in enumerate(lines)]
-            found[name] = self.figure(coordinator, texts, questions, greedy)
-        return found
+            figures[name] = self.figure(coordinator, texts, questions, greedy)
+        return figures
 
 
 @cache
 def read_bank(path: Path) -> dict[str, tuple[str, ...]]:
     """Read the requests of a bank by section; lines that begin with # are comments."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line.strip() and not line.startswith("#"):
-            found.setdefault(section, []).append(line.strip())
-    return {name: tuple(lines) for name, lines in found.items()}
+            sections.setdefault(section, []).append(line.strip())
+    return {name: tuple(lines) for name, lines in sections.items()}
 
 
 @dataclass(frozen=True)
@@ -142,5 +142,5 @@ def print_sections(bench: Bench, folder: Path) -> None:
     coordinator = bench.policy(folder)
     for greedy in (False, True):
         print("greedy" if greedy else "sampled")
-        for name, found in bench.by_section(coordinator, greedy=greedy).items():
-            print(found.line(name), flush=True)
+        for name, figure in bench.by_section(coordinator, greedy=greedy).items():
+            print(figure.line(name), flush=True)

@@ -116,11 +116,11 @@ class Grammar(Generic[W]):
         x = rng.choice(rng.choice(self._verbs[way]))
         return Request(_sentence(rng, rng.choice(NEGATED), x=x), self._otherwise)
 
-    def instruction(self, rng: random.Random, initial: str, asked: Request[W] | None) -> str:
+    def instruction(self, rng: random.Random, initial: str, request: Request[W] | None) -> str:
         """Return the initial instruction with a request and up to two neutral sentences around it."""
         sentences = [self.neutral(rng) for _ in range(rng.choices((0, 1, 2), (5, 3, 2))[0])]
-        if asked is not None:
-            sentences.append(asked.text)
+        if request is not None:
+            sentences.append(request.text)
         rng.shuffle(sentences)
         place = rng.choices((0, len(sentences), rng.randrange(len(sentences) + 1)), (3, 4, 3))[0]
         return " ".join((*sentences[:place], initial, *sentences[place:]))
@@ -153,8 +153,10 @@ def _placings(frame: str, **phrases: str) -> list[str]:
     phrase, marked, occasion = first.partition(" @")
     if not marked:
         return [behind]
-    said = filled(frame, **{k: v.replace(" @", " ") for k, v in (phrases | {name: phrase}).items()})
-    lowered = said if said.startswith("I ") else said[0].lower() + said[1:]
+    request = filled(
+        frame, **{k: v.replace(" @", " ") for k, v in (phrases | {name: phrase}).items()}
+    )
+    lowered = request if request.startswith("I ") else request[0].lower() + request[1:]
     return [behind, f"{occasion[0].upper()}{occasion[1:]}, {lowered}"]
 
 

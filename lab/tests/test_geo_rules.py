@@ -96,8 +96,8 @@ def test_examples_are_read_from_the_proposers_prompt():
         Example(QUESTION, BROAD, ("Franc",)),
         Example(QUESTION, "x\n[stopped: turn limit]", ("Franc",)),
     ]
-    told = replace(failure(BROAD), feedback="Too broad.\nAsk for less.")
-    assert read_examples(reflection_prompt(INITIAL, [told], 6)) == read_examples(prompt)[:1]
+    failed = replace(failure(BROAD), feedback="Too broad.\nAsk for less.")
+    assert read_examples(reflection_prompt(INITIAL, [failed], 6)) == read_examples(prompt)[:1]
 
 
 # ---- writing
@@ -115,8 +115,8 @@ def test_reflection_remedies_what_went_wrong():
     text = rules_llm(0).complete(prompt).text
     candidates = read_tagged(text)[1]
     assert len(candidates) == 6
-    seen = {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_ANSWER_TAG}
-    assert all(added_modes(c) and added_modes(c) <= seen for c in candidates)
+    modes = {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_ANSWER_TAG}
+    assert all(added_modes(c) and added_modes(c) <= modes for c in candidates)
     critique = read_tagged(text)[0]
     assert "- searched the whole question (3 of 4)" in critique
     assert "- no answer tag (1 of 4)" in critique
@@ -126,9 +126,9 @@ def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
     for candidate in read_tagged(rules_llm(1).complete(prompt).text)[1]:
-        own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in sentences_of(candidate)]
-        assert len(own) == 1
-        assert own != [old]
+        remedies = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in sentences_of(candidate)]
+        assert len(remedies) == 1
+        assert remedies != [old]
 
 
 def test_paraphrases_are_diverse_and_remedy_nothing():
@@ -176,9 +176,9 @@ def test_other_prompts_are_refused():
 
 def gepas_prompt(rows: list[Trajectory], parent: str = "") -> str:
     """What gepa asks, in its own words."""
-    shown = [dict(example(row, False, 6000)) for row in rows]
+    examples = [dict(example(row, False, 6000)) for row in rows]
     prompt = InstructionProposalSignature.prompt_renderer(
-        {"current_instruction_doc": parent, "dataset_with_feedback": shown}
+        {"current_instruction_doc": parent, "dataset_with_feedback": examples}
     )
     assert isinstance(prompt, str)
     return prompt

@@ -48,5 +48,5 @@ def test_only_public_names_are_imported(path: Path) -> None:
         if module == "cotune":
             assert name in cotune.__all__ or not name, f"{path}: {name}"
         elif module.startswith("cotune."):
-            allowed = any(f"{module}.".startswith(f"{known}.") for known in MODULES)
+            allowed = any(f"{module}.".startswith(f"{public}.") for public in MODULES)
             assert allowed, f"{path}: {module}"

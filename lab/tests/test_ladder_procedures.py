@@ -61,10 +61,10 @@ def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str) -> None:
         assert (drawn.at_once == drawn.answer) == (rung == RUNGS[0])
         for way, expected in zip(WRITTEN, places, strict=True):
             written = procedure(drawn, way)
-            found = (written.count(" up "), written.count(" down "))
+            counts = (written.count(" up "), written.count(" down "))
             assert (result_of(written) == drawn.answer) == (expected is not None)
-            assert expected in (None, found)
+            assert expected in (None, counts)
             for pattern in itertools.product((True, False), repeat=6):
-                if not all(pattern[: sum(found)]):
+                if not all(pattern[: sum(counts)]):
                     slipped = procedure(drawn, way, iter(pattern))
                     assert result_of(slipped) != drawn.answer

@@ -104,12 +104,12 @@ def test_questions_are_the_same_in_another_process() -> None:
         "validation=6, test=9)\n"
         "print([t.id for t in ReasoningGymEnvironment(o).tasks('train')])"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONHASHSEED": "77"},
     )  # fmt: skip
-    own = environment("family_relationships", "letter_jumble")
-    assert found.stdout.strip() == str([task.id for task in own.tasks("train")])
+    env = environment("family_relationships", "letter_jumble")
+    assert process.stdout.strip() == str([task.id for task in env.tasks("train")])
 
 
 def test_a_level_leaves_out_the_easier_ones_and_config_replaces_its_fields() -> None:
@@ -165,15 +165,15 @@ def test_scores_are_between_0_and_1_and_0_where_a_verifier_raises(score: Any, pa
 
 @given(st.text(alphabet="<>/answer 7", max_size=60))
 def test_an_answer_holds_no_closing_tag(text: str) -> None:
-    found = last_answer(text)
-    assert found is None or (found and "</answer>" not in found and found in text)
+    answer = last_answer(text)
+    assert answer is None or (answer and "</answer>" not in answer and answer in text)
 
 
 # ---- the run file
 
 
 @pytest.mark.parametrize(
-    ("tasks", "fields", "said"),
+    ("tasks", "fields", "message"),
     [
         (["chain_sums"], {}, r"refuses chain_sums \(ValueError: .*; change its name"),
         ([{"name": "chain_sum", "difficulty": -1}], {}, r"refuses chain_sum level -1 \(ValueError: Invalid level"),
@@ -182,27 +182,27 @@ def test_an_answer_holds_no_closing_tag(text: str) -> None:
         ([{"name": "gcd", "config": {"seed": 1}}], {}, "multiple values for keyword argument 'seed'"),
     ],
 )  # fmt: skip
-def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         environment(*tasks, **fields)
     assert str(caught.value).startswith("environment.")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"tasks": ["n_queens"]}, "n_queens is refused: its verifier runs answers as Python"),
         ({"tasks": ["gcd", "n_primes", "gcd"]}, "environment.tasks names gcd twice"),
         ({"tasks": ["gcd"], "size": 5}, "environment.size: unknown field"),
     ],
 )  # fmt: skip
-def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], said: str) -> None:
+def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], message: str) -> None:
     raw = {
         "output": "runs/x", "strategy": {"kind": "static"},
         "environment": {"kind": "reasoning-gym", **fields},
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse_config(raw, "run.yaml")
 
 
@@ -231,21 +231,21 @@ def _runs_code(dataset: type) -> bool:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             functions.setdefault(node.name, []).append(node)
-    todo, seen = ["score_answer"], set[str]()
+    todo, visited = ["score_answer"], set[str]()
     while todo:
         name = todo.pop()
         if name in {"eval", "exec", "compile", "parse_expr", "sympify"} - functions.keys():
             return True
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             todo += [called for f in functions.get(name, []) for called in _called(f)]
     return False
 
 
 def test_tasks_whose_verifier_runs_code_are_refused(factory: Any) -> None:
-    found = {name for name, (dataset, _) in factory.DATASETS.items() if _runs_code(dataset)}
+    refused = {name for name, (dataset, _) in factory.DATASETS.items() if _runs_code(dataset)}
     # These two evaluate what the package itself has generated, and not the answer.
-    assert found == RUN_ANSWERS | {"number_sorting", "bitwise_arithmetic"}
+    assert refused == RUN_ANSWERS | {"number_sorting", "bitwise_arithmetic"}
     assert factory.DATASETS.keys() | {"composite"} >= REFUSED
 
 

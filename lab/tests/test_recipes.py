@@ -38,26 +38,26 @@ RECIPE = Recipe(
 @pytest.mark.parametrize("way", WRITTEN)
 def test_a_request_is_followed_and_most_carries_are_forgotten(way: Way) -> None:
     rng = random.Random(1)
-    followed, kept, needed = 0, 0, 0
+    followed, carried, needed = 0, 0, 0
     for _ in range(1000):
         response = act(rng, ladder_problem(rng, RUNGS[2]), way, REMEMBERS)
         if response.lower().startswith(way.value):
             followed += 1
-            kept += response.count(" up ")
+            carried += response.count(" up ")
             needed += 1 if way is Way.TOGETHER else 3
     assert abs(followed / 1000 - FOLLOWS) < 0.03
-    assert abs(kept / needed - REMEMBERS) < 0.05
+    assert abs(carried / needed - REMEMBERS) < 0.05
 
 
 def test_a_hint_asks_for_what_is_counted() -> None:
-    rng, seen, own = random.Random(0), Counter[Kind](), 0
+    rng, kinds, asks_for_kind = random.Random(0), Counter[Kind](), 0
     for i in range(2000):
-        text, asked = sample_hint(rng, PROCEDURES[i % 4], prompted=0.5)
-        assert bool(text) == bool(asked)
-        seen += asked
-        own += asked[PROCEDURES[i % 4]] > 0
-    assert set(seen) == set(Kind)
-    assert 900 < own < 1100
+        text, requests = sample_hint(rng, PROCEDURES[i % 4], prompted=0.5)
+        assert bool(text) == bool(requests)
+        kinds += requests
+        asks_for_kind += requests[PROCEDURES[i % 4]] > 0
+    assert set(kinds) == set(Kind)
+    assert 900 < asks_for_kind < 1100
 
 
 def test_only_what_the_policy_wrote_is_learnt() -> None:
@@ -70,7 +70,8 @@ def test_only_what_the_policy_wrote_is_learnt() -> None:
             learnt = tokenizer.decode(
                 [i for i, label in zip(ids, labels, strict=True) if label >= 0]
             )
-            assert learnt == "".join(text for text, own in demo.segments if own) + "<|im_end|>"
+            written = "".join(text for text, by_policy in demo.segments if by_policy)
+            assert learnt == f"{written}<|im_end|>"
     tokenizer = tokenizer_of(Demonstrator().sample, RECIPE)
     demo = Demonstrator().sample(random.Random(3))
     ids, labels = encode(demo, tokenizer)
@@ -107,7 +108,7 @@ def test_a_small_fit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_muons_direction_is_nearly_orthogonal() -> None:
     gradient = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
-    found = orthogonal(gradient, (3.4445, -4.7750, 2.0315), 5, 1e-7)
-    singular = torch.linalg.svdvals(found)
+    direction = orthogonal(gradient, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    singular = torch.linalg.svdvals(direction)
     assert float(singular.min()) > 0.6
     assert float(singular.max()) < 1.3

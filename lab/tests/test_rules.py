@@ -22,9 +22,9 @@ from recipes.scaffold.phrases import GRAMMAR as SCAFFOLD_GRAMMAR
 
 def hint(question: str, reply: str, seed: int, current: str = "") -> str:
     """The hint that the rules write at GEPA's prompt on one failure."""
-    shown = {"Inputs": question, "Generated Outputs": reply, "Feedback": "Incorrect."}
+    example = {"Inputs": question, "Generated Outputs": reply, "Feedback": "Incorrect."}
     prompt = InstructionProposalSignature.prompt_renderer(
-        {"current_instruction_doc": current, "dataset_with_feedback": [shown]}
+        {"current_instruction_doc": current, "dataset_with_feedback": [example]}
     )
     return Rules(seed).complete(str(prompt)).text.strip("`\n")
 

@@ -90,9 +90,9 @@ def test_an_answer_is_not_told_by_the_first_document_and_the_fifth_turn_is_the_l
             assert task.answers[0] not in environment.world.document(task.question.split(":")[0])
     task, text = environment.tasks("train")[0], "Find: <search> Oslo population </search>"
     for turns in (scaffold.TURNS - 2, scaffold.TURNS - 1):
-        (shown,) = environment.respond([Action(task, (Turn(text),) * turns, text, False)])
-        assert shown.done == (turns == scaffold.TURNS - 1)
-        assert shown.done or "Oslo is a city" in shown.observation
+        (response,) = environment.respond([Action(task, (Turn(text),) * turns, text, False)])
+        assert response.done == (turns == scaffold.TURNS - 1)
+        assert response.done or "Oslo is a city" in response.observation
 
 
 # ---- arith and extract3
@@ -116,7 +116,7 @@ PASSAGE = (
 
 
 @pytest.mark.parametrize(
-    ("asked", "right", "reply", "expected"),
+    ("question", "right", "reply", "expected"),
     [
         ("Where does Nina live?", "Porto", "Nina lives in Porto.", 1),
         ("Where does Nina live?", "Porto", "The answer to the question is that it is in Porto", 0),
@@ -130,9 +130,9 @@ PASSAGE = (
     ],
 )
 def test_a_short_reply_names_the_value_and_no_other(
-    asked: str, right: str, reply: str, expected: float
+    question: str, right: str, reply: str, expected: float
 ) -> None:
-    distractors = extract3.distractors(PASSAGE + asked, right)
+    distractors = extract3.distractors(PASSAGE + question, right)
     assert extract3.reward(reply, right, distractors) == expected
 
 

@@ -405,14 +405,14 @@ class Calls:
     Attributes:
         calls: in the order they were written; a turn may hold several.
         error: why something that looks like a call is not one, in a few words; "" if all are valid.
-        said: the rest of the turn's text; "" if a call could not be read.
+        text: the rest of the turn's text; "" if a call could not be read.
         message: the whole turn as TRL's chat message: `role`, `content` without control tokens, `tool_calls`
             if there are any, and what else the tokenizer's response template reads; {} if it is the text alone.
     """
 
     calls: tuple[ToolCall, ...] = ()
     error: str = ""
-    said: str = ""
+    text: str = ""
     message: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 

@@ -57,11 +57,11 @@ def test_errors_are_one_line(
 
 def test_a_closed_standard_output_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda: print("…"))
-    written = TextIOWrapper(BytesIO(), "latin-1")
-    for stream in (None, written):
+    stdout = TextIOWrapper(BytesIO(), "latin-1")
+    for stream in (None, stdout):
         monkeypatch.setattr("sys.stdout", stream)
         cli.main()
-    assert written.buffer.getvalue() == b"?\n"  # type: ignore[attr-defined]
+    assert stdout.buffer.getvalue() == b"?\n"  # type: ignore[attr-defined]
 
 
 def test_the_version_is_printed() -> None:
@@ -73,8 +73,8 @@ def test_every_command_is_in_a_group_and_has_an_example_that_it_takes() -> None:
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         assert command.rich_help_panel != "Commands"
-        program, own, *words = shlex.split(command.epilog.removeprefix("Example: "))
-        assert (program, own) == ("cotune", name)
+        program, subcommand, *words = shlex.split(command.epilog.removeprefix("Example: "))
+        assert (program, subcommand) == ("cotune", name)
         command.make_context(name, words[: words.index(">")] if ">" in words else words)
 
 
@@ -82,13 +82,13 @@ def test_every_command_is_in_a_group_and_has_an_example_that_it_takes() -> None:
 def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = run_file(tmp_path)
-    given = ("--set", "training.steps=2", "--set", "strategy.population_size=2")
-    planned = cotune("plan", file, *given)
+    options = ("--set", "training.steps=2", "--set", "strategy.population_size=2")
+    planned = cotune("plan", file, *options)
     assert (planned.returncode, planned.stderr) == (0, "")
     assert f"{2 * 4 * 2:,} " in planned.stdout
     assert not out.exists()
 
-    trained = cotune("train", file, *given)
+    trained = cotune("train", file, *options)
     assert (trained.returncode, trained.stderr) == (0, "")
     assert "step 2/2" in trained.stdout
     run = RunDir.open(out)
@@ -115,14 +115,14 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert run.report_path.is_file()
 
     changes = ("--set", "training.steps=3", "--set", "llm={kind: rules}")
-    further = cotune("resume", out, *changes, "--quiet")
-    assert (further.returncode, further.stdout, further.stderr) == (0, "", "")
+    extended = cotune("resume", out, *changes, "--quiet")
+    assert (extended.returncode, extended.stdout, extended.stderr) == (0, "", "")
     run = RunDir.open(out)
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
-    (resumed,) = [row for row in run.read_events() if row["kind"] == "resumed"]
-    assert resumed["from_step"] == 2
-    assert resumed["changed"]["training.steps"] == [2, 3]
-    assert resumed["changed"]["llm.kind"] is None
+    (event,) = [row for row in run.read_events() if row["kind"] == "resumed"]
+    assert event["from_step"] == 2
+    assert event["changed"]["training.steps"] == [2, 3]
+    assert event["changed"]["llm.kind"] is None
     assert (run.read_summary() or {})["arms"]["inspo"]["steps"] == 3
 
 

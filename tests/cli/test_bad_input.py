@@ -46,10 +46,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_run_file_is_refused(name: str, tmp_path: Path, refused: Refused) -> None:
-    changes, expected = CASES[name]
+    changes, parts = CASES[name]
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
     error = refused("train", file)
-    assert [part for part in expected if part not in error] == [], error
+    assert [part for part in parts if part not in error] == [], error
     assert not (tmp_path / "out").exists()
 
 
@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_written(
     out = tmp_path / "file" / "a" / "b"
     file = write(tmp_path / "run.yaml", tiny(out))
     finished = tmp_path / "finished"
-    finished_run(finished)
+    write_finished_run(finished)
     before = files(tmp_path)
     error = refused(*(word.format(file=file, out=out, finished=finished) for word in command))
     assert f"{field}: " in error
@@ -171,11 +171,11 @@ def test_folders_that_cannot_be_written(
     assert files(tmp_path) == before
 
 
-def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> None:
+def fail_training(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(training, "passed", fails)
+    monkeypatch.setattr(training, "passed", fail)
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
@@ -186,23 +186,23 @@ def test_a_disk_that_fills_while_training(
     file = write(tmp_path / "run.yaml", tiny(out))
     if command == "resume":
         Record.create(out, tiny(out))
-    raising(OSError(errno.ENOSPC, "No space left on device", "state.json"), monkeypatch)
-    said = refused(command, str(out if command == "resume" else file))
-    assert said.startswith("cotune: state.json: ")
-    again = f"cotune resume {out}" if command == "resume" else "start again"
-    assert said.endswith(f"; make room, then: {again}\n")
+    fail_training(OSError(errno.ENOSPC, "No space left on device", "state.json"), monkeypatch)
+    error = refused(command, str(out if command == "resume" else file))
+    assert error.startswith("cotune: state.json: ")
+    advice = f"cotune resume {out}" if command == "resume" else "start again"
+    assert error.endswith(f"; make room, then: {advice}\n")
 
 
 def test_other_failures_keep_their_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
-    raising(RuntimeError("something else"), monkeypatch)
+    fail_training(RuntimeError("something else"), monkeypatch)
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     with pytest.raises(RuntimeError, match="something else"):
         run_command("train", file)
 
 
-def finished_run(folder: Path) -> None:
+def write_finished_run(folder: Path) -> None:
     run = Record.create(folder, tiny(folder))
     run.write_summary({"arms": {}})
     run.best_path.mkdir()
@@ -279,9 +279,9 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
 def put_files(folder: Path) -> None:
     """Write what the commands name."""
     rows = [{"question": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(40)]
-    long = {"question": "word " * 3000, "answer": "x"}
-    for name, given in (("questions", rows), ("long", [*rows, long])):
-        text = "".join(f"{json.dumps(row)}\n" for row in given)
+    long_row = {"question": "word " * 3000, "answer": "x"}
+    for name, questions in (("questions", rows), ("long", [*rows, long_row])):
+        text = "".join(f"{json.dumps(row)}\n" for row in questions)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN), encoding="utf-8")
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE), encoding="utf-8")
@@ -289,60 +289,60 @@ def put_files(folder: Path) -> None:
     (folder / "bad.py").write_text("def silent(city: str) -> str:\n    return city\n")
 
 
-def there(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """The files and folders below a folder but Python's own, which importing the user's code may write."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How the light commands ended: status, output, error output, heavy imports, new files."""
     folders = {name: tmp_path_factory.mktemp("mistake") for name in LIGHT}
     for folder in folders.values():
         put_files(folder)
-    before = there(folders["no LLM"])
-    asked = [[str(folders[name]), shlex.split(LIGHT[name][0])] for name in LIGHT]
-    done = subprocess.run(
+    before = list_files(folders["no LLM"])
+    commands = [[str(folders[name]), shlex.split(LIGHT[name][0])] for name in LIGHT]
+    process = subprocess.run(
         [sys.executable, "-m", "tests.cli.light_runs"],
-        input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, check=True,
+        input=json.dumps(commands), capture_output=True, text=True, cwd=ROOT, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     return {
-        name: [*end, [path for path in there(folders[name]) if path not in before]]
-        for name, end in zip(LIGHT, json.loads(done.stdout), strict=True)
+        name: [*outcome, [path for path in list_files(folders[name]) if path not in before]]
+        for name, outcome in zip(LIGHT, json.loads(process.stdout), strict=True)
     }
 
 
-def check(status: object, out: str, err: str, says: list[str]) -> None:
+def check(status: object, out: str, err: str, parts: list[str]) -> None:
     assert status == 2, err
     assert without_loading(out) == ""
     *notices, line = err.splitlines()
     assert line.startswith("cotune: ")
-    assert [part for part in says if part not in line] == [], line
-    dropped = "strategy.prune_every is dropped; strategy.kind "
-    assert all(line.startswith(f"run.yaml: {dropped}") for line in notices)
+    assert [part for part in parts if part not in line] == [], line
+    notice = "strategy.prune_every is dropped; strategy.kind "
+    assert all(line.startswith(f"run.yaml: {notice}") for line in notices)
     assert len(notices) < 2
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
-    name: str, ends: dict[str, Any]
+    name: str, outcomes: dict[str, Any]
 ) -> None:
-    status, out, err, heavy, written = ends[name]
+    status, out, err, heavy, new_files = outcomes[name]
     check(status, out, err, LIGHT[name][1])
     assert heavy == []
-    assert written == []
+    assert new_files == []
 
 
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_a_mistake_that_the_policy_shows_is_one_line(
     name: str, cwd: Path, run_command: Command
 ) -> None:
-    words, says = WITH_MODEL[name]
+    command, parts = WITH_MODEL[name]
     put_files(cwd)
-    before = there(cwd)
-    ended = run_command(*shlex.split(words))
-    table = name.endswith("suite")  # is printed, too
-    check(ended.status, "" if table else ended.out, ended.err, says)
-    assert there(cwd) == before
+    before = list_files(cwd)
+    ended = run_command(*shlex.split(command))
+    has_table = name.endswith("suite")  # is printed, too
+    check(ended.status, "" if has_table else ended.out, ended.err, parts)
+    assert list_files(cwd) == before

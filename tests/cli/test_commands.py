@@ -34,14 +34,14 @@ def run_file(cwd: Path) -> Path:
     return write(cwd / "run.yaml", tiny(cwd / "out"))
 
 
-def console() -> tuple[Console, io.StringIO]:
+def make_console() -> tuple[Console, io.StringIO]:
     out = io.StringIO()
     return Console(file=out, width=120), out
 
 
 def test_rollouts_are_shown_with_their_outcome_and_nothing_is_written(run_file: Path) -> None:
-    shown, out = console()
-    trajectories = try_run(run_file, shown, count=2, greedy=True)
+    console, out = make_console()
+    trajectories = try_run(run_file, console, count=2, greedy=True)
     text = out.getvalue()
     assert [t.task.id in text for t in trajectories] == [True, True]
     assert text.count("<|im_start|>user") == 2
@@ -53,25 +53,25 @@ def test_rollouts_are_shown_with_their_outcome_and_nothing_is_written(run_file: 
 
 
 def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
-    shown, out = console()
-    few = ["limits.turns=1", "limits.turn_tokens=4"]
-    one, _ = try_run(run_file, shown, 2, "test", assignments=few)
-    assert one.task.id.startswith("geo-test-")
-    assert len(one.turns) == 1
+    console, out = make_console()
+    limits = ["limits.turns=1", "limits.turn_tokens=4"]
+    trajectory, _ = try_run(run_file, console, 2, "test", assignments=limits)
+    assert trajectory.task.id.startswith("geo-test-")
+    assert len(trajectory.turns) == 1
     assert "stopped: " not in out.getvalue()
     assert "0 with an answer" in out.getvalue()
-    said = " ".join(out.getvalue().split())
-    assert "2 truncated" in said
-    assert "100% of the rollouts were truncated, most of them by limits.turn_tokens; raise" in said
-    assert said.count("answer: none (cut off)") == 2
+    text = " ".join(out.getvalue().split())
+    assert "2 truncated" in text
+    assert "100% of the rollouts were truncated, most of them by limits.turn_tokens; raise" in text
+    assert text.count("answer: none (cut off)") == 2
 
 
 def test_a_split_without_questions(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = TaskEnvironment.tasks
-    without = lambda own, split: () if split == "validation" else tasks(own, split)  # noqa: E731
-    monkeypatch.setattr(TaskEnvironment, "tasks", without)
+    stub = lambda env, split: () if split == "validation" else tasks(env, split)  # noqa: E731
+    monkeypatch.setattr(TaskEnvironment, "tasks", stub)
     with pytest.raises(ConfigError, match="--split validation has no questions"):
-        try_run(run_file, console()[0], 1, "validation", assignments=["evaluation.every=0"])
+        try_run(run_file, make_console()[0], 1, "validation", assignments=["evaluation.every=0"])
 
 
 OPENAI = {
@@ -113,7 +113,7 @@ def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
 
 
 HUB: dict[str, Any] = {"dataset": {"name": "openai/gsm8k"}}
-OWN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}}
+SINGLE_TURN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}}
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ OWN: dict[str, Any] = {"environment": "single_turn", "dataset": {"path": "a.json
     [
         ({}, True),
         ({"policy": {"path": "Qwen/Qwen3-0.6B"}}, False),
-        ({**OWN, "rewards": ["exact_match"]}, True),
-        ({**OWN, **HUB, "rewards": ["exact_match"]}, False),
+        ({**SINGLE_TURN, "rewards": ["exact_match"]}, True),
+        ({**SINGLE_TURN, **HUB, "rewards": ["exact_match"]}, False),
         # What code of one's own needs nobody knows: a judge's weights, say.
-        ({**OWN, "rewards": ["mine:judge"]}, False),
+        ({**SINGLE_TURN, "rewards": ["mine:judge"]}, False),
         ({"strategy": {"kind": "inspo"}, "llm": "mine.py:Mine"}, False),
     ],
 )
@@ -160,18 +160,18 @@ def ctrl_c() -> Iterator[None]:
 def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "out"
     before = signal.getsignal(number)
-    for written, says in (("", "before anything was written"), ("run", "cotune resume")):
-        if written:
+    for folder, message in (("", "before anything was written"), ("run", "cotune resume")):
+        if folder:
             Record.create(run, {})
-        with pytest.raises(Stopped, match=says), _stoppable(run):  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(Stopped, match=message), _stoppable(run):  # pyright: ignore[reportPrivateUsage]
             signal.raise_signal(number)
     assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize(
-    ("steps", "says"), [(0, "judge is down"), (1, "judge is down; then continue")]
+    ("steps", "message"), [(0, "judge is down"), (1, "judge is down; then continue")]
 )
-def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says: str) -> None:
+def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, message: str) -> None:
     run = Record.create(tmp_path / "out", {})
     for step in range(steps):
         run.metrics(step + 1, {"reward_mean": 0.5})
@@ -180,7 +180,7 @@ def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says:
         _stoppable(run.path),  # pyright: ignore[reportPrivateUsage]
     ):
         raise RetrievalError("judge is down")
-    assert str(caught.value) == (f"{says}: cotune resume {run.path}" if steps else says)
+    assert str(caught.value) == (f"{message}: cotune resume {run.path}" if steps else message)
     # `train` did not begin the run that is there.
     with (
         pytest.raises(RetrievalError, match=r"^judge is down$"),

@@ -32,23 +32,23 @@ def config(tmp_path: Path, **changes: Any) -> RunConfig:
     return parse_config(tiny(tmp_path / "out", changes), "test")
 
 
-def lacking(look: Callable[[], object]) -> str:
+def error_text(look: Callable[[], object]) -> str:
     """What a check says is missing, with its fix."""
     with pytest.raises((ConfigError, EngineError)) as caught:
         look()
-    found = str(caught.value)
-    assert "\n" not in found
-    assert re.search(r"[;:] ", found)
-    return found
+    message = str(caught.value)
+    assert "\n" not in message
+    assert re.search(r"[;:] ", message)
+    return message
 
 
 def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
-    said = [*doctor.examine(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))]
-    assert not any(isinstance(found, Exception) for found in said)
+    lines = [*doctor.examine(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))]
+    assert not any(isinstance(line, Exception) for line in lines)
     for beginning in ("python 3", "packages: ", "engine trl: 1.", "CPU: ", "run file: ",
                       "policy: bundled:geo, 4.0 MiB", "training: TRL takes", "output: "):  # fmt: skip
-        assert any(str(line).startswith(beginning) for line in said), beginning
-    assert f"torch {torch.__version__}" in str(said[1])
+        assert any(str(line).startswith(beginning) for line in lines), beginning
+    assert f"torch {torch.__version__}" in str(lines[1])
     assert not (tmp_path / "out").exists()
 
 
@@ -56,7 +56,7 @@ def test_the_checks_go_on_after_one_that_fails(tmp_path: Path) -> None:
     """But for those that need it."""
     args = {"policy": {"path": "nobody/has-this"}, "training": {"engine_args": {"loss_typ": "x"}}}
     outcomes = {
-        check.name: found for check, found in Preflight(config(tmp_path, **args)).outcomes()
+        check.name: outcome for check, outcome in Preflight(config(tmp_path, **args)).outcomes()
     }
     assert isinstance(outcomes["policy files"], ConfigError)
     assert isinstance(outcomes["training"], ConfigError)
@@ -77,13 +77,13 @@ def check(name: str, config: RunConfig, **options: Any) -> Callable[[], str | No
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"),
+    ("count", "lines"),
     [
         (0, ["GPU: none; training is on the CPU"]),
         (2, [f"GPU {index}: GPU X, 40.0 of 80.0 GiB free" for index in range(2)]),
     ],
 )
-def test_the_machine(count: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine(count: int, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     properties = SimpleNamespace(name="GPU X")
@@ -91,7 +91,7 @@ def test_the_machine(count: int, shown: list[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40 * 2**30, 80 * 2**30))
     cpu, *gpus = doctor.machine()
     assert cpu.startswith("CPU: ")
-    assert gpus == shown
+    assert gpus == lines
 
 
 # ---- the policy
@@ -100,14 +100,14 @@ def test_the_machine(count: int, shown: list[str], monkeypatch: pytest.MonkeyPat
 def test_a_policy_that_is_not_there(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nobody/no-such-model"
-    given = config(cwd, policy={"path": name})
-    assert policy(given)() == f"policy: {name}, on the Hugging Face hub"
-    assert "HF_HUB_OFFLINE is set" in lacking(check("policy files", given))
-    said = lacking(policy(config(cwd, policy={"path": "./none"})))
-    assert said.startswith("policy.path is './none', and there is no such folder")
+    run_config = config(cwd, policy={"path": name})
+    assert policy(run_config)() == f"policy: {name}, on the Hugging Face hub"
+    assert "HF_HUB_OFFLINE is set" in error_text(check("policy files", run_config))
+    message = error_text(policy(config(cwd, policy={"path": "./none"})))
+    assert message.startswith("policy.path is './none', and there is no such folder")
     run = Record.create(cwd / "run", {})
-    said = lacking(policy(config(cwd, policy={"path": str(run.path)})))
-    assert f"is the folder of a run, not of a model; name {run.best_path}" in said
+    message = error_text(policy(config(cwd, policy={"path": str(run.path)})))
+    assert f"is the folder of a run, not of a model; name {run.best_path}" in message
 
 
 @pytest.fixture
@@ -118,19 +118,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path) -> None:
-    given = config(tmp_path, policy={"path": str(folder)})
-    assert "4.0 MiB of weights" in policy(given)()
-    for gone, said in (("tokenizer.json", "tokenizer"), ("config.json", "config.json, tokenizer")):
-        (folder / gone).unlink()
-        assert f"has no {said}" in lacking(policy(given))
+    run_config = config(tmp_path, policy={"path": str(folder)})
+    assert "4.0 MiB of weights" in policy(run_config)()
+    for name, part in (("tokenizer.json", "tokenizer"), ("config.json", "config.json, tokenizer")):
+        (folder / name).unlink()
+        assert f"has no {part}" in error_text(policy(run_config))
 
 
 def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
     """As a copy leaves it that was broken off."""
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    shown = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
-    assert "model.safetensors is damaged (" in shown
+    message = error_text(policy(config(tmp_path, policy={"path": str(folder)})))
+    assert "model.safetensors is damaged (" in message
 
 
 def test_packages_that_the_run_file_asks_for(
@@ -146,8 +146,8 @@ def test_packages_that_the_run_file_asks_for(
         "trackio": {"training": {"engine_args": {"report_to": ["trackio"]}}},
     }
     for package, changes in cases.items():
-        said = lacking(check("packages", config(tmp_path, **changes)))
-        assert f"pip install {package}" in said
+        message = error_text(check("packages", config(tmp_path, **changes)))
+        assert f"pip install {package}" in message
     monkeypatch.setattr(preflight, "installed", lambda package: "1")
     preflight.packages(config(tmp_path, **cases["peft"]))
 
@@ -155,32 +155,32 @@ def test_packages_that_the_run_file_asks_for(
 def test_the_key_of_the_llm_is_named_and_never_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = config(tmp_path, llm=ENDPOINT)
+    run_config = config(tmp_path, llm=ENDPOINT)
     monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
-    assert "COTUNE_TEST_KEY is not set" in lacking(lambda: preflight.llm(given.proposer))
+    assert "COTUNE_TEST_KEY is not set" in error_text(lambda: preflight.llm(run_config.proposer))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    said = preflight.llm(given.proposer)
-    assert said == "llm: m at api.openai.com; the environment variable COTUNE_TEST_KEY is set"
+    line = preflight.llm(run_config.proposer)
+    assert line == "llm: m at api.openai.com; the environment variable COTUNE_TEST_KEY is set"
     assert preflight.llm(config(tmp_path, llm={"kind": "rules"}).proposer) is None
     static = config(tmp_path, llm=ENDPOINT, strategy={"kind": "static"})
     assert preflight.llm(static.proposer) is None
 
 
 def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def reply(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return "yes"
 
     llm = ENDPOINT | {"api_key_env": None, "price_per_million_prompt_tokens": 100.0}
     with endpoint(reply) as url:
-        given = config(tmp_path, llm={**llm, "base_url": url})
-        assert isinstance(given.proposer, OpenAIOptions)
-        (row,) = make_first_call(given.proposer)
-    assert (len(asked), row.error, row.money) == (1, "", 0.001)
+        run_config = config(tmp_path, llm={**llm, "base_url": url})
+        assert isinstance(run_config.proposer, OpenAIOptions)
+        (row,) = make_first_call(run_config.proposer)
+    assert (len(prompts), row.error, row.money) == (1, "", 0.001)
     # Nothing answers there any more.
-    look = check("llm answers", given, ask_llm=True)
+    look = check("llm answers", run_config, ask_llm=True)
     with pytest.raises(
         ConfigError, match=r"a first call failed \(no reply from m at .*ConnectError"
     ):
@@ -196,11 +196,11 @@ def test_a_resume_may_need_the_llm_no_more(tmp_path: Path, monkeypatch: pytest.M
         raise LLMError("it is down")
 
     monkeypatch.setattr(preflight, "make_first_call", fail)
-    given = config(tmp_path, llm=ENDPOINT)
+    run_config = config(tmp_path, llm=ENDPOINT)
     for new, expected in ((True, ConfigError), (False, Notice)):
-        checked = Preflight(given, new=new)
-        checked.starting = True
-        look = next(check for check in checked.checks() if check.name == "llm answers").look
+        checker = Preflight(run_config, new=new)
+        checker.starting = True
+        look = next(check for check in checker.checks() if check.name == "llm answers").look
         with pytest.raises(ConfigError, match=r"a first call failed \(it is down\)") as caught:
             look()
         assert type(caught.value) is expected
@@ -214,25 +214,25 @@ def test_the_command_s_status_says_whether_something_is_missing(
 ) -> None:
     file = str(write(tmp_path / "run.yaml", tiny(tmp_path / "out")))
     monkeypatch.setenv("COTUNE_TEST_KEY", SECRET)
-    status, said, err = run_command("doctor", file)
+    status, out, err = run_command("doctor", file)
     assert (status, err) == (0, "")
-    found = [line for line in said.splitlines() if not line.endswith(" …")]
-    assert all(line.startswith("ok ") for line in found)
+    lines = [line for line in out.splitlines() if not line.endswith(" …")]
+    assert all(line.startswith("ok ") for line in lines)
     with endpoint(str) as url:
         llm = f"llm={{kind: openai, model: m, base_url: '{url}', api_key_env: COTUNE_TEST_KEY}}"
-        status, said, err = run_command("doctor", file, "--set", llm)
+        status, out, err = run_command("doctor", file, "--set", llm)
     assert (status, err) == (0, "")
-    assert "COTUNE_TEST_KEY is set" in said
-    assert f"numpy {version('numpy')}" in said
-    assert "llm: a first call was answered" in said
+    assert "COTUNE_TEST_KEY is set" in out
+    assert f"numpy {version('numpy')}" in out
+    assert "llm: a first call was answered" in out
     monkeypatch.delenv("COTUNE_TEST_KEY")
-    status, said, err = run_command("doctor", file, "--set", llm)
+    status, out, err = run_command("doctor", file, "--set", llm)
     assert (status, err) == (1, "")
-    (line,) = [line for line in said.splitlines() if not re.match("ok |  .* …$", line)]
+    (line,) = [line for line in out.splitlines() if not re.match("ok |  .* …$", line)]
     assert line.startswith(
         "not ok   environment variable COTUNE_TEST_KEY is not set, expected the API"
     )
-    assert SECRET not in said
+    assert SECRET not in out
 
 
 # ---- the retrieval server
@@ -246,6 +246,6 @@ def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
         search = {"kind": "search", "retriever": {"url": url}}
         look = check("environment.retriever", config(tmp_path, environment=search, **sections))
         assert look() == f"environment.retriever: {url} answers"
-    said = lacking(look)
-    assert said.startswith("environment.retriever.url")
-    assert "start the server, such as Search-R1's" in said
+    message = error_text(look)
+    assert message.startswith("environment.retriever.url")
+    assert "start the server, such as Search-R1's" in message

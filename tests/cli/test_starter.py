@@ -22,9 +22,9 @@ from cotune.utils.importing import import_object
 def test_a_starter_is_a_run_file_that_can_be_planned(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = write_starter(kind, tmp_path / "new" / "agent")
-    assert written[0].name == "run.yaml"
-    assert all(path.is_file() for path in written)
+    paths = write_starter(kind, tmp_path / "new" / "agent")
+    assert paths[0].name == "run.yaml"
+    assert all(path.is_file() for path in paths)
     monkeypatch.chdir(tmp_path / "new" / "agent")
     config = load_config("run.yaml")
     assert config.environment.kind == kind.replace("-", "_")
@@ -46,12 +46,12 @@ def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path / "tools")
     exact = import_object("rewards.py:exact", "rewards")
     turns = [["I call it: 49.00", "No idea"], ["7", "It costs 49.00 in all"], ["so 49"]]
-    said = [[{"role": "assistant", "content": text} for text in turn] for turn in turns]
-    assert exact(said, answer=["49.00"] * 3) == [0.0, 1.0, 1.0]
-    said = [
+    completions = [[{"role": "assistant", "content": text} for text in turn] for turn in turns]
+    assert exact(completions, answer=["49.00"] * 3) == [0.0, 1.0, 1.0]
+    completions = [
         [{"role": "assistant", "content": text}] for text in ("$1,620.00 in all.", "-1620", "620")
     ]
-    assert exact(said, answer=["1620"] * 3) == [1.0, 0.0, 0.0]
+    assert exact(completions, answer=["1620"] * 3) == [1.0, 0.0, 0.0]
     brief = import_object("rewards.py:brief", "rewards")
     assert brief([[], [{"content": "x" * 60}, {"content": "x" * 40}]]) == [1.0, 0.75]
 
@@ -69,8 +69,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_the_offline_starter_trains_where_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["init", str(tmp_path / "first"), "--offline"]
-    assert "cotune train run.yaml" in CliRunner().invoke(app, given).stdout
+    arguments = ["init", str(tmp_path / "first"), "--offline"]
+    assert "cotune train run.yaml" in CliRunner().invoke(app, arguments).stdout
     monkeypatch.chdir(tmp_path / "first")
     for name in ("OPENAI_API_KEY", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -94,14 +94,14 @@ def test_the_offline_starter_trains_where_it_was_written(
 
 
 def test_the_offline_starter_holds_together(cwd: Path) -> None:
-    written = write_starter(OFFLINE, cwd)
-    names = {path.name for path in written}
+    paths = write_starter(OFFLINE, cwd)
+    names = {path.name for path in paths}
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
     boxed = import_object("rewards.py:boxed", "rewards")
-    said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
-    assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]
-    for wrong in (["--offline", "--kind", "tools"], []):
-        result = CliRunner().invoke(app, ["init", "x", *wrong])
+    completions = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
+    assert boxed(completions, answer=["12"] * 3) == [1.0, 0.0, 1.0]
+    for options in (["--offline", "--kind", "tools"], []):
+        result = CliRunner().invoke(app, ["init", "x", *options])
         assert isinstance(result.exception, ConfigError)
         assert str(result.exception).startswith("expected either --kind, with single-turn: ")
     assert not Path("x").exists()

@@ -10,11 +10,11 @@ from cotune.run.record import Record
 from tests.command_line import Command
 from tests.run_files import tiny
 
-OWN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
+RUN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
 
 
 def run_of(folder: Path, code: Path | str, name: str = "score") -> Record:
-    raw = tiny(folder, OWN) | {"rewards": [{"function": f"{code}:{name}", "weight": 1.0}]}
+    raw = tiny(folder, RUN) | {"rewards": [{"function": f"{code}:{name}", "weight": 1.0}]}
     return Record.create(folder, raw)
 
 
@@ -26,8 +26,8 @@ def test_the_files_of_all_sections_are_found() -> None:
         "instruction": "Run x.py: it prints 3.\nThen see y.py:5 and go on.",
         "seed": 3,
     }
-    found = ["tools.py", "/a/b.py", "package.module", "my_llm.py"]
-    assert list(code_references(raw)) == found
+    references = ["tools.py", "/a/b.py", "package.module", "my_llm.py"]
+    assert list(code_references(raw)) == references
     raw = {
         "environment": {"kind": "verifiers", "environment": "my-env"},
         "training": {"engine_args": {"actor_rollout_ref": {"model": {"external_lib": "mine"}}}},
@@ -51,37 +51,37 @@ def test_code_from_elsewhere_is_not_imported_unasked(
     code = tmp_path / "elsewhere" / "evil.py"
     code.parent.mkdir()
     code.write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n")
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    monkeypatch.chdir(mine)
+    project = tmp_path / "mine"
+    project.mkdir()
+    monkeypatch.chdir(project)
     run = run_of(tmp_path / "run", code, name)
-    for added in ([], ["--trust"]):
-        status, _, error = run_command(verb, run.path, *added)
+    for options in ([], ["--trust"]):
+        status, _, error = run_command(verb, run.path, *options)
         assert status == 2
         # With --trust the next thing that is wrong is said: the file lacks the name, or the run is not finished.
-        assert ("look at it, then add --trust" in error) == (not added)
-        if not added:
+        assert ("look at it, then add --trust" in error) == (not options)
+        if not options:
             assert str(code) in error
             assert not code.with_suffix(".ran").exists()
 
 
 def test_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "project"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    check_trusted(run_of(here / "runs" / "a", "rewards.py").path, False)
-    check_trusted(run_of(here / "runs" / "b", here / "deep" / "rewards.py").path, False)
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    check_trusted(run_of(project / "runs" / "a", "rewards.py").path, False)
+    check_trusted(run_of(project / "runs" / "b", project / "deep" / "rewards.py").path, False)
     check_trusted(run_of(tmp_path / "far", "package.module").path, False)
     # cotune writes no code into a run folder: whoever sent it did.
-    inside = here / "runs" / "c"
-    for code in (inside / "rewards.py", "../rewards.py", tmp_path / "rewards.py"):
-        run = run_of(inside, code)
+    folder = project / "runs" / "c"
+    for code in (folder / "rewards.py", "../rewards.py", tmp_path / "rewards.py"):
+        run = run_of(folder, code)
         with pytest.raises(ConfigError, match=r"rewards\.py; look at it, then add --trust"):
             check_trusted(run.path, False)
         check_trusted(run.path, True)
         run.config_path.unlink()
-    run = run_of(inside, "runs.c.evil")
-    (inside / "evil.py").touch()
+    run = run_of(folder, "runs.c.evil")
+    (folder / "evil.py").touch()
     with pytest.raises(ConfigError, match=r"evil\.py; look at it, then add --trust"):
         check_trusted(run.path, False)
 
@@ -93,17 +93,17 @@ def test_a_key_is_sent_to_no_server_that_somebody_elses_run_names(
         training = {"engine": "tinker", "engine_args": arguments}
         return Record.create(tmp_path / name, tiny(tmp_path / name, {"training": training})).path
 
-    theirs = run_on("theirs", base_url="https://me:secret@elsewhere.example/api")
-    said = r"names the server https://\*\*\*@elsewhere.example/api, which would get your key: .* --trust"
-    with pytest.raises(ConfigError, match=said):
-        check_server(theirs, False, ())
+    foreign_run = run_on("theirs", base_url="https://me:secret@elsewhere.example/api")
+    message = r"names the server https://\*\*\*@elsewhere.example/api, which would get your key: .* --trust"
+    with pytest.raises(ConfigError, match=message):
+        check_server(foreign_run, False, ())
     with pytest.raises(ConfigError, match="would get your key"):
-        check_server(theirs, False, ("seed=3",))
-    check_server(theirs, True, ())
-    check_server(theirs, False, ("training.engine=trl",))
-    check_server(theirs, False, ("training.engine_args={base_url: https://mine.example}",))
-    check_server(theirs, False, ("training.engine_args={}",))
+        check_server(foreign_run, False, ("seed=3",))
+    check_server(foreign_run, True, ())
+    check_server(foreign_run, False, ("training.engine=trl",))
+    check_server(foreign_run, False, ("training.engine_args={base_url: https://mine.example}",))
+    check_server(foreign_run, False, ("training.engine_args={}",))
     check_server(run_on("local", base_url="http://127.0.0.1:8000"), False, ())
     check_server(run_on("hosted"), False, ())
     monkeypatch.setenv("TINKER_BASE_URL", "https://me:secret@elsewhere.example/api")
-    check_server(theirs, False, ())
+    check_server(foreign_run, False, ())

@@ -33,13 +33,13 @@ class Words:
 
 def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     hints = {"hard_set_min_count": 4, "dev_size": 4, "budget": 30, "beam": 2}
-    run = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 26})
-    world, events = environment_of(run), Events()
-    strategy = strategy_of(run, world, Words())
-    failed = [
+    run_config = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 26})
+    world, events = environment_of(run_config), Events()
+    strategy = strategy_of(run_config, world, Words())
+    failures = [
         make_trajectory(a, 0.0) for a in strategy.assign(world.tasks("train"), 2, Progress(1, 0, 9))
     ]
-    strategy.observe(failed, Progress(1, 0, 9), events)
+    strategy.observe(failures, Progress(1, 0, 9), events)
     author = Author(lambda n, prompt: "```\nMind every column and each carry.\n```")
     policy = Policy(lambda task, hint: False)
     strategy.evolve_if_due(Progress(2, 1, 9), policy, author, events)
@@ -52,19 +52,19 @@ def test_a_bank_and_an_llm_of_ones_own(cwd: Path) -> None:
         "class My:\n    seed = 0\n    def complete(self, prompt): return f'{prompt} {self.seed}'\n"
     )
     bank = config({"kind": "inspo"}, llm={"kind": "bank", "path": "bank.txt"})
-    own = config({"kind": "inspo"}, llm="my.py:My")
+    custom = config({"kind": "inspo"}, llm="my.py:My")
     assert describe_llm(bank.proposer) == "a bank of written texts (bank.txt), not an LLM"
     record = Record()
     record.begin_attempt(None)
     texts = build_llm(bank.proposer, 0, record).complete(paraphrase_prompt(BOXED, 3)).text
     assert texts == "<ins_1>\none\n</ins_1>\n\n<ins_2>\ntwo\n</ins_2>"
     assert record.read_costs() == []  # no LLM was asked
-    mine = build_llm(own.proposer, 7, record)  # one with a seed gets the run's
-    assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "a 7")
+    custom_llm = build_llm(custom.proposer, 7, record)  # one with a seed gets the run's
+    assert (identity_of(custom_llm), custom_llm.complete("a").text) == ("my.py:My", "a 7")
     assert [row.model for row in record.read_costs()] == ["my.py:My"]
     sections = {"llm": {"kind": "python", "object": "my.py:My", "optional": True}}
     optional = build_llm(config({"kind": "inspo"}, **sections).proposer, 0, record)
-    assert [getattr(llm, "optional", None) for llm in (mine, optional)] == [False, True]
+    assert [getattr(llm, "optional", None) for llm in (custom_llm, optional)] == [False, True]
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:

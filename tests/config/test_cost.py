@@ -68,7 +68,7 @@ def data(folder: Path, count: int, name: str = "data") -> str:
     return str(path)
 
 
-def own(environment: Any, **changes: Any) -> RunConfig:
+def parse(environment: Any, **changes: Any) -> RunConfig:
     raw = tiny(Path("out"), {"strategy": {"kind": "static"}, **changes})
     return parse_config(raw | {"environment": environment}, "test")
 
@@ -76,7 +76,7 @@ def own(environment: Any, **changes: Any) -> RunConfig:
 def test_plan_counts_the_questions_of_data(tmp_path: Path) -> None:
     dataset = {"path": data(tmp_path, 50), "validation": 3, "test": 7}
     rewards = ["exact_match"]
-    single = own("single_turn", dataset=dataset, rewards=rewards)
+    single = parse("single_turn", dataset=dataset, rewards=rewards)
     assert split_sizes(single) == {"train": 40, "validation": 3, "test": 7}
     assert plan_run(single).rollouts["evaluate"] == 2 * 7  # before and after
     files = {split: data(tmp_path, n, split) for split, n in (("validation", 2), ("test", 4))}
@@ -86,7 +86,7 @@ def test_plan_counts_the_questions_of_data(tmp_path: Path) -> None:
         {"kind": "tools", "tools": ["nowhere:add"]},
         {"kind": "trl", "factory": "nowhere:Game"},
     ):
-        config = own(environment, dataset={**dataset, **files}, rewards=rewards)
+        config = parse(environment, dataset={**dataset, **files}, rewards=rewards)
         assert split_sizes(config) == {"train": 50, "validation": 2, "test": 4}
 
 
@@ -97,21 +97,21 @@ from cotune.types import Task
 
 class Mine(TaskEnvironment):
     def __init__(self, count, tasks=None):
-        made = {s: [Task(f"{s}{i}", "q", ("a",)) for i in range(count)] for s in
+        data = {s: [Task(f"{s}{i}", "q", ("a",)) for i in range(count)] for s in
                 ("train", "validation", "test")}
-        super().__init__(tasks or made, "Do it.")
+        super().__init__(tasks or data, "Do it.")
 """
     (tmp_path / "mine.py").write_text(code)
     options = {"kind": "python", "object": f"{tmp_path / 'mine.py'}:Mine", "args": {"count": 4}}
-    assert split_sizes(own(options)) == {"train": 4, "validation": 4, "test": 4}
+    assert split_sizes(parse(options)) == {"train": 4, "validation": 4, "test": 4}
     dataset = {"path": data(tmp_path, 10)}
-    assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
+    assert split_sizes(parse(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
     game = {
         "kind": "trl",
         "factory": "tests.environments.test_trl_factory:Counter",
         "validation": 3,
     }
-    assert split_sizes(own(game)) == {"train": 1000, "validation": 3, "test": 200}
+    assert split_sizes(parse(game)) == {"train": 1000, "validation": 3, "test": 200}
 
 
 def hint_phases(config: RunConfig, questions: int) -> int:
@@ -125,17 +125,17 @@ def test_a_phase_of_hints_falls_due_at_the_end_of_each_epoch() -> None:
     assert hint_phases(config, 2) == config.training.steps - 1  # two epochs a step, one phase
     assert hint_phases(config_of(strategy=P2O, training={"steps": 4}), 8) == 1
     assert hint_phases(config, 1) == 0  # fewer than hard_set_min_count
-    planned = plan_run(config)
-    assert planned.rollouts["evolve"] == 2 * 20
-    assert planned.calls == 2 * 7  # 3 questions a reflection
+    plan = plan_run(config)
+    assert plan.rollouts["evolve"] == 2 * 20
+    assert plan.calls == 2 * 7  # 3 questions a reflection
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> None:
     strategy = {"kind": "gepa", "budget": 20, "dev_size": 4}
     changes = {"training": {"frozen": frozen}, "evaluation": {"every": 1}}
-    planned = plan_run(config_of(strategy=strategy, **changes))
-    assert planned.rollouts["evolve"] == 20
-    assert planned.calls == 7
-    assert planned.rollouts["train"] == (0 if frozen else 24)
-    assert planned.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3
+    plan = plan_run(config_of(strategy=strategy, **changes))
+    assert plan.rollouts["evolve"] == 20
+    assert plan.calls == 7
+    assert plan.rollouts["train"] == (0 if frozen else 24)
+    assert plan.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3

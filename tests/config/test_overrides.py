@@ -42,7 +42,7 @@ def test_the_last_assignment_wins_and_null_can_be_begun_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "message"),
     [
         ("training.steps", "--set training.steps has no '='; expected FIELD=VALUE, as in"),
         ("=3", "--set does not begin with a field"),
@@ -56,9 +56,9 @@ def test_the_last_assignment_wins_and_null_can_be_begun_anew() -> None:
         ("rewards.0=1", "rewards holds a value"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, said: str) -> None:
+def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, message: str) -> None:
     raw: dict[str, Any] = {"seed": 0, "name": "n", "rewards": []}
-    with raises_line(said, match="^(?!.*Zx81)"):
+    with raises_line(message, match="^(?!.*Zx81)"):
         with_overrides(raw, [assignment])
 
 

@@ -117,7 +117,7 @@ def test_modules_in_the_current_folder_are_found_again(
     cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(cwd / "out", 1)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(cwd))])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(cwd))])
     open_trained(folder.run.path)
     assert str(cwd) in sys.path
 
@@ -143,7 +143,7 @@ def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"strategy": {"evolve_every": 3}}, "strategy is fixed once a run has started"),
         ({"seed": 1}, "seed is fixed"),
@@ -156,9 +156,9 @@ def test_a_resume_may_change_what_the_run_does_not_stand_on() -> None:
     ],
 )
 def test_what_a_resume_may_not_change_is_refused_with_what_it_may(
-    change: dict[str, Any], said: str
+    change: dict[str, Any], message: str
 ) -> None:
-    with raises_line(match=f"^run.yaml with --set: {said}"):
+    with raises_line(match=f"^run.yaml with --set: {message}"):
         check_resumable(config_of(), config_of(**change), "run.yaml with --set")
 
 
@@ -179,23 +179,23 @@ def test_what_may_hold_a_key_is_named_and_not_shown() -> None:
     assert {"llm.kind", "llm.model", "training.engine_args.hub_token"} <= changed.keys()
 
 
-def searching(url: str, **more: Any) -> dict[str, Any]:
+def search_sections(url: str, **fields: Any) -> dict[str, Any]:
     """Sections of a run on a search environment."""
-    environment = {"kind": "search", "retriever": {"url": url}, **more}
+    environment = {"kind": "search", "retriever": {"url": url}, **fields}
     return {"environment": environment, "dataset": {"path": "questions.jsonl"}, "llm": ENDPOINT}
 
 
 def test_a_retrieval_server_may_have_moved() -> None:
-    here, there = searching("http://a:8000/retrieve"), searching("http://b:8000/retrieve")
-    was, now = config_of(**here), config_of(**there)
+    old, new = search_sections("http://a:8000/retrieve"), search_sections("http://b:8000/retrieve")
+    was, now = config_of(**old), config_of(**new)
     check_resumable(was, now, "run.yaml")
     assert changes(dump_config(was), dump_config(now)) == {
         "environment.retriever.url": ["http://a:8000/retrieve", "http://b:8000/retrieve"]
     }
     assert identity(was) == identity(now)
-    more = config_of(**searching("http://a:8000/retrieve", top_k=5))
+    wider = config_of(**search_sections("http://a:8000/retrieve", top_k=5))
     with pytest.raises(ConfigError, match="environment is fixed"):
-        check_resumable(was, more, "run.yaml")
-    local = here | {"environment": {"kind": "search", "corpus": "c.jsonl"}}
+        check_resumable(was, wider, "run.yaml")
+    local = old | {"environment": {"kind": "search", "corpus": "c.jsonl"}}
     with pytest.raises(ConfigError, match="environment is fixed"):
         check_resumable(was, config_of(**local), "run.yaml")

@@ -95,8 +95,8 @@ def test_texts_without_the_comma_of_a_tuple_are_refused() -> None:
 
 
 def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None:
-    some, none = [Task("a", "Who?", ("a",))], list[Task]()
-    env = environment("Who?").with_tasks({"train": some, "validation": none, "test": some})
+    tasks, empty = [Task("a", "Who?", ("a",))], list[Task]()
+    env = environment("Who?").with_tasks({"train": tasks, "validation": empty, "test": tasks})
     check_splits(env, validates=False)
     with pytest.raises(
         ConfigError,
@@ -104,7 +104,7 @@ def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None
     ):
         check_splits(env, validates=True)
     with pytest.raises(ConfigError, match="the test split has no questions"):
-        check_splits(env.with_tasks({"train": some, "test": none}), validates=False)
+        check_splits(env.with_tasks({"train": tasks, "test": empty}), validates=False)
 
 
 TWENTY = [Task(f"long {i}", "tree " * 8, ("a",)) for i in range(20)]
@@ -147,7 +147,7 @@ def test_the_longest_prompt_must_fit(
 
 
 @pytest.mark.parametrize(
-    ("options", "per_step", "says"),
+    ("options", "per_step", "message"),
     [
         (P2OOptions(), 4, "P²O has no phase of evolution in this run (steps: 8, questions: 32); one comes after an epoch"),
         (InspoOptions(), 4, "INSPO has no phase of evolution in this run"),
@@ -159,12 +159,12 @@ def test_the_longest_prompt_must_fit(
     ],
 )  # fmt: skip
 def test_sizes_under_which_a_run_cannot_do_what_it_is_for_are_noticed(
-    options: MethodOptions, per_step: int, says: str
+    options: MethodOptions, per_step: int, message: str
 ) -> None:
     size = {"questions_per_step": per_step, "questions": 32, "rollout_budget": 200}
     notices = [*shape_notices(options, RunShape(group_size=4, steps=8, **size))]
-    assert len(notices) == bool(says)
-    assert all(text.startswith(says) for text in notices)
+    assert len(notices) == bool(message)
+    assert all(text.startswith(message) for text in notices)
     frozen = RunShape(group_size=4, steps=8, frozen=True, **size)
     assert options.kind != "static" or not [*shape_notices(options, frozen)]
 
@@ -183,8 +183,8 @@ def test_questions_that_are_too_long_are_left_out_and_counted(
 ) -> None:
     tasks = [Task(f"t{n}", " ".join("a" * n), ()) for n in (1, 5, 6, 9, 40)]
     env = SingleTurnEnvironment({"train": tasks, "validation": tasks[:1], "test": tasks[2:]}, "do")
-    kept = without_too_long(env, Words(), "do", 8, "static")  # "do" and the template take 2
-    assert [len(kept.tasks(split)) for split in SPLITS] == [3, 1, 1]
+    filtered = without_too_long(env, Words(), "do", 8, "static")  # "do" and the template take 2
+    assert [len(filtered.tasks(split)) for split in SPLITS] == [3, 1, 1]
     assert [record.message.partition(";")[0] for record in caplog.records] == [
         "dataset.drop_too_long: 2 of 5 train questions are left out",
         "dataset.drop_too_long: 2 of 3 test questions are left out",

@@ -41,11 +41,11 @@ def test_a_number_needs_no_point(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     text = "output: out\nenvironment: {kind: geo}\nstrategy: {kind: static}\ntraining:\n"
     file.write_text(text + "  engine_args: {adam_epsilon: 1e-8, optim_args: a1e5}\n")
-    changed = load_config(file, assignments=["training.engine_args.weight_decay=1E-2"])
+    config = load_config(file, assignments=["training.engine_args.weight_decay=1E-2"])
     args = {"adam_epsilon": 1e-8, "optim_args": "a1e5", "weight_decay": 0.01}
-    assert changed.training.engine_args == args
+    assert config.training.engine_args == args
     # What was a text stays one when it is written and read again.
-    run = Record.create(tmp_path / "out", dump_config(changed) | {"name": "1e5"})
+    run = Record.create(tmp_path / "out", dump_config(config) | {"name": "1e5"})
     assert yaml.load(run.config_path.read_text(), FieldLoader)["name"] == "1e5"
 
 
@@ -92,7 +92,7 @@ def test_an_llm_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"environment": {}}, "environment: expected {kind: …} with one of 'ladder', "),
         ({"environment": {"kind": None}}, "environment.kind: 'None' is unknown; expected one of 'ladder', "),
@@ -109,11 +109,11 @@ def test_an_llm_by_name() -> None:
         ({"seed": -1, "training": {"steps": 0, "kl": -1}}, "seed: expected greater than or equal to 0; got -1 (and 2 more)"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_field(change: Any, says: str) -> None:
+def test_what_is_wrong_is_named_with_its_field(change: Any, message: str) -> None:
     raw = {name: value for name, value in (LEAST | change).items() if value is not None}
     with pytest.raises(ConfigError) as caught:
         parse_config(raw, "test")
-    assert str(caught.value).startswith(f"test: {says}")
+    assert str(caught.value).startswith(f"test: {message}")
 
 
 def test_the_cause_of_an_error_holds_no_values() -> None:

@@ -79,8 +79,8 @@ def test_those_for_gpus_are_planned_and_pass_the_trainers_checks(
     assert planned.price is not None
     assert config.method.cost(strategy, config.shape(1000)).phases == 9
     # So that a killed evolution is gone on with unpaid.
-    every: Any = strategy
-    assert every.evolve_every % training.save_every == 0
+    inspo: Any = strategy
+    assert inspo.evolve_every % training.save_every == 0
 
     plan(file, Console(file=out, width=120))
     assert f"{planned.rollouts['verify']:,}" in out.getvalue()
@@ -88,10 +88,10 @@ def test_those_for_gpus_are_planned_and_pass_the_trainers_checks(
     monkeypatch.setenv("WORLD_SIZE", "1")
     # One process has nobody to share with, and is told so.
     engine_args = {k: v for k, v in training.engine_args.items() if k not in SPREAD}
-    here = training.model_copy(update={"engine_args": engine_args})
-    alone = grpo_config(config.model_copy(update={"training": here}), data)
-    check_args(alone)
-    assert steps_per_batch(alone) == training.mini_batches == 2
+    local_training = training.model_copy(update={"engine_args": engine_args})
+    args = grpo_config(config.model_copy(update={"training": local_training}), data)
+    check_args(args)
+    assert steps_per_batch(args) == training.mini_batches == 2
     assert rows % (training.mini_batches * training.micro_batch_size * processes) == 0
 
 
@@ -108,8 +108,8 @@ def test_what_inspos_numbers_come_to(name: str) -> None:
     assert config.method.cost(config.strategy, config.shape(1000)).phases == 9
     assert config.training.steps * 512 * 5 == 768_000
     limits = config.limits
-    observed = (limits.turns - 1) * limits.observation_tokens
-    assert limits.trajectory_tokens >= limits.turns * limits.turn_tokens + observed
+    observation_tokens = (limits.turns - 1) * limits.observation_tokens
+    assert limits.trajectory_tokens >= limits.turns * limits.turn_tokens + observation_tokens
 
 
 @pytest.fixture
@@ -131,17 +131,17 @@ def test_p2o_is_priced_without_weights(name: str, math_files: tuple[str, ...]) -
     assert planned.rollouts["evolve"] == 9 * 11_040  # nine epochs end before a step
     assert planned.rollouts["evaluate"] == 3 * 500 + 13 * 500
     assert planned.price is not None
-    priced = name == "p2o-deepscaler-qwen3-4b-verl"
-    assert (planned.price > 0) == priced
+    has_price = name == "p2o-deepscaler-qwen3-4b-verl"
+    assert (planned.price > 0) == has_price
 
     out = io.StringIO()
     plan(CONFIGS[name], Console(file=out, width=200), math_files)
     text = out.getvalue()
     assert "3,680,501,760" in text  # tokens of training, at most
-    assert ("stopped at the budget of 100.00" in text) == priced
+    assert ("stopped at the budget of 100.00" in text) == has_price
 
 
-@pytest.mark.parametrize("given", ["5000", "5000,500", "5000,500,-1", "a,b,c"])
-def test_questions_are_three_numbers(given: str) -> None:
+@pytest.mark.parametrize("questions", ["5000", "5000,500", "5000,500,-1", "a,b,c"])
+def test_questions_are_three_numbers(questions: str) -> None:
     with pytest.raises(ConfigError, match=r"--questions is .*; expected three numbers"):
-        plan(CONFIGS[MATH[0]], Console(), (), given)
+        plan(CONFIGS[MATH[0]], Console(), (), questions)

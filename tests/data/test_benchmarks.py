@@ -20,7 +20,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-SEARCH_R1_TOLD = (
+SEARCH_R1_PROMPT = (
     "Answer the given question. Use <search> and <answer> Beijing </answer>. Question: "
 )
 
@@ -32,7 +32,7 @@ def search_r1(source: str, index: int, question: str, answers: list[str]) -> dic
         "question": question,
         "golden_answers": answers,
         "data_source": source,
-        "prompt": [{"role": "user", "content": f"{SEARCH_R1_TOLD}{question}\n"}],
+        "prompt": [{"role": "user", "content": f"{SEARCH_R1_PROMPT}{question}\n"}],
         "ability": "fact-reasoning",
         "reward_model": {"ground_truth": {"target": answers}, "style": "rule"},
         "extra_info": {"index": index, "split": "test"},
@@ -95,15 +95,15 @@ def test_names_paths_and_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"--benchmark is 'hotpot'; expected NAME .* hotpotqa"):
         parse_benchmark("hotpot")
     # The hub is asked for what the registry says.
-    asked: list[tuple[str, str | None, str]] = []
+    requests: list[tuple[str, str | None, str]] = []
 
     def hub(name: str, subset: str | None, split: str, field: str) -> list[Row]:
-        asked.append((name, subset, split))
+        requests.append((name, subset, split))
         return [{"id": "a", "question": "q", "golden_answers": ["x"]}]
 
     monkeypatch.setattr(benchmarks, "hub_rows", hub)
     assert [t.id for t in read_benchmark(BENCHMARKS["hotpotqa"])] == ["hotpotqa-a"]
-    assert asked == [("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev")]
+    assert requests == [("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev")]
 
 
 def test_the_documented_list_is_the_registry() -> None:

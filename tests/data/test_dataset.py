@@ -68,12 +68,12 @@ def test_cells_of_a_csv_are_texts_and_a_picture_is_not_decoded(tmp_path: Path) -
     features = Features({"question": Value("string"), "picture": Image(decode=True)})
     picture = {"bytes": b"no image", "path": None}
     rows = [{"question": f"q{i}", "picture": picture} for i in range(10)]
-    found = all_of(read(parquet(tmp_path / "a.parquet", rows, features)))
-    assert [t.columns["picture"] for t in found] == [picture] * 10
+    tasks = all_of(read(parquet(tmp_path / "a.parquet", rows, features)))
+    assert [t.columns["picture"] for t in tasks] == [picture] * 10
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "parts"),
     [
         ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
         ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl", "a folder is loaded by dataset.name"]),
@@ -86,11 +86,11 @@ def test_cells_of_a_csv_are_texts_and_a_picture_is_not_decoded(tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read(
-    tmp_path: Path, name: str, content: str | None, said: list[str]
+    tmp_path: Path, name: str, content: str | None, parts: list[str]
 ) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
-    with raises_line(*said):
+    with raises_line(*parts):
         read(tmp_path / name)
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read(
 
 
 @pytest.fixture
-def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set as the hub lays it out, cloned to this machine."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -109,18 +109,18 @@ def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_hub_data_set_and_its_splits(cloned: Path) -> None:
-    tasks = read_dataset(DatasetConfig(name=str(cloned), test=Path("test")))
+def test_a_hub_data_set_and_its_splits(clone: Path) -> None:
+    tasks = read_dataset(DatasetConfig(name=str(clone), test=Path("test")))
     assert [t.question for t in tasks["test"]] == [f"What is {i}?" for i in range(100, 105)]
     assert len(tasks["validation"]) == 2
     assert len(tasks["train"]) == 18
-    part = read_dataset(DatasetConfig(name=str(cloned), split="train[:10]"))
+    part = read_dataset(DatasetConfig(name=str(clone), split="train[:10]"))
     assert len(all_of(part)) == 10
 
 
-def test_a_hub_data_set_that_cannot_be_had(cloned: Path) -> None:
+def test_a_hub_data_set_that_cannot_be_had(clone: Path) -> None:
     with raises_line("dataset.name: cannot load split 'training'", "name its files"):
-        read_dataset(DatasetConfig(name=str(cloned), split="training"))
+        read_dataset(DatasetConfig(name=str(clone), split="training"))
     with raises_line("'nobody/nothing'", "OfflineMode"):
         read_dataset(DatasetConfig(name="nobody/nothing"))
 
@@ -210,7 +210,7 @@ def test_chat_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "parts"),
     [
         ({"prompt": []}, ["\"prompt\" is []", "that end with the user's"]),
         ({"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, ["leave out the policy's reply"]),
@@ -220,9 +220,9 @@ def test_chat_messages() -> None:
         ({"prompt": 3}, ['"prompt" is 3', "or chat messages"]),
     ],
 )  # fmt: skip
-def test_a_cell_of_the_wrong_kind(row: dict[str, Any], said: list[str]) -> None:
+def test_a_cell_of_the_wrong_kind(row: dict[str, Any], parts: list[str]) -> None:
     (column, *_) = row
-    with raises_line("dataset, row 2: ", *said):
+    with raises_line("dataset, row 2: ", *parts):
         tasks_from([{column: "q0"}, row])
 
 
@@ -315,7 +315,7 @@ def test_test_questions_that_are_trained_on_are_told(
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ({}, "dataset: has neither path nor name"),
         ({"path": "a.jsonl", "name": "b"}, "has both path and name"),
@@ -323,10 +323,10 @@ def test_test_questions_that_are_trained_on_are_told(
         ({"path": "a.jsonl", "columns": {"anwser": "a"}}, "columns.anwser"),
     ],
 )
-def test_a_section_that_is_wrong(section: dict[str, Any], said: str) -> None:
+def test_a_section_that_is_wrong(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         DatasetConfig.model_validate(section)
-    assert said in describe(caught.value, DatasetConfig)
+    assert message in describe(caught.value, DatasetConfig)
 
 
 # ---- rows at hand
@@ -344,7 +344,7 @@ def test_rows_at_hand_give_the_tasks_of_a_file_that_holds_them(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "parts"),
     [
         ([], ["dataset holds no rows"]),
         ([{"question": "a"}, "b"], ["dataset, row 2: 'b'", "expected a mapping"]),
@@ -352,8 +352,8 @@ def test_rows_at_hand_give_the_tasks_of_a_file_that_holds_them(tmp_path: Path) -
          ["dataset: is a DatasetDict of train", "data['train']"]),
     ],
 )  # fmt: skip
-def test_rows_at_hand_that_are_wrong(rows: Any, said: list[str]) -> None:
-    with raises_line(*said):
+def test_rows_at_hand_that_are_wrong(rows: Any, parts: list[str]) -> None:
+    with raises_line(*parts):
         tasks_from(rows)
 
 

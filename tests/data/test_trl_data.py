@@ -86,7 +86,7 @@ def test_only_plain_values_are_reference_answers(
     assert (task.answers, task.solution) == (answers, solution)
 
 
-def placed(
+def place_of(
     prompt: Callable[[int], Any], instruction: str | None = None, needs: bool = True
 ) -> InstructionPlace:
     rows = [{"prompt": prompt(i)} for i in range(4)]
@@ -114,7 +114,7 @@ def placed(
 def test_the_place_of_the_instruction(
     prompt: Callable[[int], Any], instruction: str | None, needs: bool, expected: tuple[str, str]
 ) -> None:
-    assert placed(prompt, instruction, needs) == InstructionPlace(*expected)
+    assert place_of(prompt, instruction, needs) == InstructionPlace(*expected)
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_data_without_one_instruction_is_refused(
     prompt: Callable[[int], Any], instruction: str | None, message: str
 ) -> None:
     with raises_line(match=message):
-        placed(prompt, instruction)
+        place_of(prompt, instruction)

@@ -25,11 +25,11 @@ def blocks(page: Path, language: str) -> list[str]:
 @cache
 def templates() -> tuple[str, ...]:
     """Return every string of the package except docstrings, with `HOLE` for filled-in parts."""
-    found: list[str] = []
+    texts: list[str] = []
     for path in sorted((ROOT / "src" / "cotune").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += map(_one_line, _strings(tree))
-    return tuple(dict.fromkeys(found))
+        texts += map(_one_line, _strings(tree))
+    return tuple(dict.fromkeys(texts))
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
@@ -48,8 +48,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def is_said(message: str, source: tuple[str, ...]) -> bool:
+def is_said(message: str, texts: tuple[str, ...]) -> bool:
     """Return whether one of the texts contains the fixed parts of a message, in order."""
-    fixed = [re.escape(part.strip()) for part in message.split(HOLE) if part.strip()]
-    pattern = re.compile(".*".join(fixed))
-    return any(pattern.search(text) for text in source)
+    parts = [re.escape(part.strip()) for part in message.split(HOLE) if part.strip()]
+    pattern = re.compile(".*".join(parts))
+    return any(pattern.search(text) for text in texts)

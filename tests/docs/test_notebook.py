@@ -26,18 +26,18 @@ def test_it_runs(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names: dict[str, Any] = {}
-    shown: list[str] = []
+    outputs: list[str] = []
 
     async def run_cells() -> None:
         """Run the cells where an event loop runs already, as in a notebook's kernel."""
         for cell in CELLS:
             statements = ast.Interactive(ast.parse("".join(cell["source"])).body)
             exec(compile(statements, "first_run.ipynb", "single"), names)
-            shown.append(capsys.readouterr().out)
+            outputs.append(capsys.readouterr().out)
 
     asyncio.run(run_cells())
-    assert "boxed" in shown[1]  # the prompt
-    assert "reward_mean" in shown[3]
-    assert "parent_score" in shown[4]
-    assert "i0" in shown[4]
-    assert "task_question" in shown[6]
+    assert "boxed" in outputs[1]  # the prompt
+    assert "reward_mean" in outputs[3]
+    assert "parent_score" in outputs[4]
+    assert "i0" in outputs[4]
+    assert "task_question" in outputs[6]

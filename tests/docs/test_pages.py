@@ -61,9 +61,9 @@ def test_commands_exist_and_take_what_they_are_given(page: str, line: str) -> No
         return
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert arguments[0] in commands, line
-    known = {o for p in commands[arguments[0]].params for o in (*p.opts, *p.secondary_opts)}
-    given = {word.partition("=")[0] for word in arguments[1:] if re.match(r"--?[a-z]", word)}
-    assert given <= known | {"--help"}, line
+    options = {o for p in commands[arguments[0]].params for o in (*p.opts, *p.secondary_opts)}
+    flags = {word.partition("=")[0] for word in arguments[1:] if re.match(r"--?[a-z]", word)}
+    assert flags <= options | {"--help"}, line
     for word in arguments[1:]:
         if word.startswith("configs/"):
             assert (ROOT / word).is_file(), line
@@ -85,9 +85,9 @@ def test_run_files_and_their_parts_are_valid(page: str, text: str) -> None:
 
 
 def test_python_is_python_and_its_names_are_public() -> None:
-    shown = [(n, block) for n, page in PAGES.items() for block in blocks(page, "python")]
-    assert shown
-    for name, block in shown:
+    snippets = [(n, block) for n, page in PAGES.items() for block in blocks(page, "python")]
+    assert snippets
+    for name, block in snippets:
         compile(block.replace("…", "..."), name, "exec")
         assert set(re.findall(r"\bcotune\.([A-Za-z]\w*)\b", block)) <= set(cotune.__all__) | {
             "engines",
@@ -142,9 +142,9 @@ def test_the_architecture_names_the_packages_and_modules_there_are() -> None:
     text = text_of("architecture.md")
     package = ROOT / "src" / "cotune"
     tree = text.partition("    src/cotune/\n")[2].partition("    lab/")[0]
-    named = re.findall(r"([\w]+\.py|\w+/)(?= )", "\n".join(line[:40] for line in tree.splitlines()))
-    there = {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").is_file()}
-    there |= {p.name for p in package.glob("*.py") if not p.name.startswith("__")}
-    assert set(named) == there
+    names = re.findall(r"([\w]+\.py|\w+/)(?= )", "\n".join(line[:40] for line in tree.splitlines()))
+    modules = {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").is_file()}
+    modules |= {p.name for p in package.glob("*.py") if not p.name.startswith("__")}
+    assert set(names) == modules
     for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
         assert (package / path).is_file() or (ROOT / path).is_file(), path

@@ -29,13 +29,13 @@ DATA, REWARDS = DOCS / "how-to" / "data.md", DOCS / "how-to" / "rewards.md"
 TASKS = {"train": [Task("q0", "Guess.", ("3",), columns={"secret": 3})]}
 
 
-def shown_tools() -> dict[str, Any]:
+def load_tools() -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "my_tools"}
     exec(compile(blocks(TOOLS, "python")[0], "tools.md", "exec"), names)
     return names
 
 
-def reads(environment: Any, name: str, **arguments: Any) -> str:
+def call_tool(environment: Any, name: str, **arguments: Any) -> str:
     text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
     (response,) = environment.respond(
         [Action(TASKS["train"][0], (), text, False, 0, read_hermes(text))]
@@ -44,26 +44,26 @@ def reads(environment: Any, name: str, **arguments: Any) -> str:
 
 
 def test_the_tools_of_the_page_work_as_described() -> None:
-    names = shown_tools()
+    names = load_tools()
     environment = ToolEnvironment([names["price"], names["multiply"]], TASKS)
     page = TOOLS.read_text(encoding="utf-8")
 
-    assert reads(environment, "price", article="Lamp") == "24.5"
-    assert reads(environment, "multiply", a=2.0, b=3) == "6.0"
-    for said in (
-        reads(environment, "prize", article="lamp"),
-        reads(environment, "multiply", a=1),
-        reads(environment, "price", article="sofa"),
+    assert call_tool(environment, "price", article="Lamp") == "24.5"
+    assert call_tool(environment, "multiply", a=2.0, b=3) == "6.0"
+    for message in (
+        call_tool(environment, "prize", article="lamp"),
+        call_tool(environment, "multiply", a=1),
+        call_tool(environment, "price", article="sofa"),
     ):
-        assert f"`{said}`" in page
+        assert f"`{message}`" in page
 
 
 def test_the_run_files_of_the_pages_are_read(cwd: Path) -> None:
-    tools, own = (yaml.safe_load(block)["environment"] for block in blocks(TOOLS, "yaml"))
+    tools, game = (yaml.safe_load(block)["environment"] for block in blocks(TOOLS, "yaml"))
     Path("my_env.py").write_text(blocks(TOOLS, "python")[2].partition("\nenvironment =")[0])
 
     assert ToolsOptions.model_validate(tools).seconds == 5
-    environment = trl_environment(TrlOptions.model_validate(own), None)
+    environment = trl_environment(TrlOptions.model_validate(game), None)
     (message,) = environment.messages(environment.tasks("train")[0], Prompt("Go."))
     assert message["content"].startswith("Go.\n\nCount to ")
     section = yaml.safe_load(blocks(ENVIRONMENTS, "yaml")[1])["environment"]
@@ -71,16 +71,16 @@ def test_the_run_files_of_the_pages_are_read(cwd: Path) -> None:
 
 
 def test_the_library_is_used_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **named: named)
-    names = {**shown_tools(), "exact": len, "args": None, "dataset": []}
+    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **options: options)
+    names = {**load_tools(), "exact": len, "args": None, "dataset": []}
 
     exec(compile(blocks(TOOLS, "python")[1], "tools.md", "exec"), names)
     exec(compile(blocks(TOOLS, "python")[2], "tools.md", "exec"), names)
 
     in_script = ToolEnvironment(names["trainer"]["tools"], TASKS)
-    assert reads(in_script, "price", article="lamp") == "24.5"
+    assert call_tool(in_script, "price", article="lamp") == "24.5"
     assert isinstance(names["environment"], TrlEnvironment)
-    assert reads(names["environment"], "add", step=3) == "3"
+    assert call_tool(names["environment"], "add", step=3) == "3"
 
 
 def test_the_environment_of_the_page_plays_its_game() -> None:
@@ -93,15 +93,15 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
     limits = Limits(**section["limits"])
 
     replies = ["I say 10\0", "hm\0", "7\0"]
-    (played,) = roll_out(environment, replies, [assignment], limits)
+    (trajectory,) = roll_out(environment, replies, [assignment], limits)
 
-    assert [turn.observation.strip() for turn in played.turns] == [
+    assert [turn.observation.strip() for turn in trajectory.turns] == [
         "Lower.",
         "That is no number.",
         "",
     ]
-    assert [turn.action for turn in played.turns] == ["guess", "invalid", "answer"]
-    assert (played.reward, played.answer) == (pytest.approx(1 / 3), "7")
+    assert [turn.action for turn in trajectory.turns] == ["guess", "invalid", "answer"]
+    assert (trajectory.reward, trajectory.answer) == (pytest.approx(1 / 3), "7")
 
 
 # ---- data and rewards
@@ -109,17 +109,17 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
 
 def table(page: Path, heading: str) -> list[list[str]]:
     """Return the cells of the first table below a heading."""
-    _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
-    lines = rest.partition("\n## ")[0].splitlines()
+    _, _, text = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    lines = text.partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x[:1] == "|"]
     return rows[2:]
 
 
 def test_the_columns_are_those_that_are_read() -> None:
     rows = table(DATA, "Which columns are read")
-    shown = {name.strip("`"): set(re.findall(r"`([\w.]+)`", columns)) for name, columns, _ in rows}
-    read = {role: set(columns) for role, columns in DEFAULT_COLUMNS.items()}
-    assert shown == read
+    roles = {name.strip("`"): set(re.findall(r"`([\w.]+)`", columns)) for name, columns, _ in rows}
+    default_roles = {role: set(columns) for role, columns in DEFAULT_COLUMNS.items()}
+    assert roles == default_roles
 
 
 def test_the_arguments_of_reward_functions_are_listed() -> None:
@@ -135,34 +135,34 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
     row = json.loads(line)
     rows = [row, *({**row, "question": f"{row['question']} ({i})"} for i in range(19))]
     Path("questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    shown: dict[str, Any] = {}
-    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **named: (values, named))
-    exec(compile(blocks(DATA, "python")[0], "data.md", "exec"), shown)
-    assert {split: len(tasks) for split, tasks in shown["tasks"].items()} == {
+    names: dict[str, Any] = {}
+    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **options: (values, options))
+    exec(compile(blocks(DATA, "python")[0], "data.md", "exec"), names)
+    assert {split: len(tasks) for split, tasks in names["tasks"].items()} == {
         "train": 14,
         "validation": 2,
         "test": 4,
     }
-    (_, name), named = shown["trainer"]
-    assert (name, named) == ("exact_match", {"environment": shown["environment"]})
+    (_, name), options = names["trainer"]
+    assert (name, options) == ("exact_match", {"environment": names["environment"]})
 
     functions, library = blocks(REWARDS, "python")
-    exec(compile(functions, "rewards.md", "exec"), shown)
-    scored = cotune.RewardFunctions(
-        [shown["exact"], cotune.WeightedReward(function=shown["brief"], weight=0.1)]
+    exec(compile(functions, "rewards.md", "exec"), names)
+    score = cotune.RewardFunctions(
+        [names["exact"], cotune.WeightedReward(function=names["brief"], weight=0.1)]
     )
-    task = shown["tasks"]["train"][0]
+    task = names["tasks"]["train"][0]
     texts = ("It is Paris.", "London " * 100)
-    found = scored(
-        [make_trajectory(under(task), 0.0, text) for text in texts], shown["environment"]
+    trajectories = score(
+        [make_trajectory(under(task), 0.0, text) for text in texts], names["environment"]
     )
-    assert [t.reward for t in found] == pytest.approx([1.1, 0.0])
+    assert [t.reward for t in trajectories] == pytest.approx([1.1, 0.0])
 
-    shown["dataset"] = []
+    names["dataset"] = []
     on_cpu = functools.partial(trl.GRPOConfig, use_cpu=True, bf16=False)
     monkeypatch.setattr(trl, "GRPOConfig", on_cpu)
-    exec(compile(library, "rewards.md", "exec"), shown)
-    given = shown["trainer"][1]
-    rewards = rewards_of_trainer(given["reward_funcs"], None, given["args"])
+    exec(compile(library, "rewards.md", "exec"), names)
+    options = names["trainer"][1]
+    rewards = rewards_of_trainer(options["reward_funcs"], None, options["args"])
     assert rewards is not None
-    assert rewards.weights(shown["environment"]) == {"exact": 1.0, "brief": 0.1, "f1_squad": 0.5}
+    assert rewards.weights(names["environment"]) == {"exact": 1.0, "brief": 0.1, "f1_squad": 0.5}

@@ -33,10 +33,10 @@ def test_the_script_runs_and_learns(tmp_path: Path) -> None:
     (text,) = blocks(ROOT / "README.md", "python")
     folder = shutil.copytree(ROOT / "examples" / "three_tools", tmp_path / "three_tools")
     (folder / "readme.py").write_text(text, encoding="utf-8")
-    done = run_module("tests.docs.forked_script", folder, "readme.py")
-    assert done.returncode == 0, done.stderr
-    scores = re.search(r"^([\d.]+) -> ([\d.]+) under: \S", done.stdout, re.MULTILINE)
-    assert scores is not None, done.stdout
+    process = run_module("tests.docs.forked_script", folder, "readme.py")
+    assert process.returncode == 0, process.stderr
+    scores = re.search(r"^([\d.]+) -> ([\d.]+) under: \S", process.stdout, re.MULTILINE)
+    assert scores is not None, process.stdout
     assert float(scores[2]) > float(scores[1]) + 0.2
     assert (folder / "runs" / "readme" / "cotune" / "report.html").is_file()
 

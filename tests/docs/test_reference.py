@@ -19,8 +19,8 @@ reference = import_module("reference")
 
 def test_the_pages_are_up_to_date() -> None:
     for file, text in reference.pages().items():
-        said = f"{file.name} is out of date; run python scripts/reference.py"
-        assert file.read_text(encoding="utf-8") == text, said
+        message = f"{file.name} is out of date; run python scripts/reference.py"
+        assert file.read_text(encoding="utf-8") == text, message
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -30,9 +30,9 @@ def test_every_field_says_what_it_means() -> None:
 
 def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
     page = reference.grpo_page()
-    listed = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.M))
-    refused = {name: f"{refusal(name)}." for name in REFUSED}
-    assert listed == refused | reference.ADJUSTED
+    entries = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.M))
+    refusals = {name: f"{refusal(name)}." for name in REFUSED}
+    assert entries == refusals | reference.ADJUSTED
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     assert {name.split(".")[0] for name in (*REFUSED, *reference.ADJUSTED)} <= fields
     assert not REFUSED.keys() & reference.ADJUSTED.keys()
@@ -43,5 +43,5 @@ def test_every_public_name_once_and_in_a_group() -> None:
     assert sorted(re.findall(r"^- `(\w+)`: \S", page, re.MULTILINE)) == sorted(cotune.__all__)
     errors = page.split("## Errors\n", 1)[1].split("\n## ")[0]
     assert {"ConfigError", "BudgetError"} <= set(re.findall(r"- `(\w+)`", errors))
-    brought = page.split("## What you can bring\n", 1)[1].split("\n## ")[0]
-    assert {"Environment", "LLM", "Retriever"} <= set(re.findall(r"- `(\w+)`", brought))
+    protocols = page.split("## What you can bring\n", 1)[1].split("\n## ")[0]
+    assert {"Environment", "LLM", "Retriever"} <= set(re.findall(r"- `(\w+)`", protocols))

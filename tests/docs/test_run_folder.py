@@ -35,9 +35,9 @@ CELL = re.compile(r"`([^`]+)`")
 
 def section(title: str) -> str:
     """Return the text below a heading, up to the next one."""
-    _, found, rest = PAGE.partition(f"\n{title}\n")
-    assert found, title
-    return re.split(r"\n#+ ", rest)[0]
+    _, heading, text = PAGE.partition(f"\n{title}\n")
+    assert heading, title
+    return re.split(r"\n#+ ", text)[0]
 
 
 def items(title: str) -> list[tuple[str, str]]:
@@ -45,19 +45,19 @@ def items(title: str) -> list[tuple[str, str]]:
     return re.findall(r"^- (`.+?):(?: |<br>)(.+)$", section(title), re.MULTILINE)
 
 
-def documented(title: str) -> set[str]:
+def documented_fields(title: str) -> set[str]:
     """Return the names of the fields below a heading."""
     return {name for names, _ in items(title) for name in CELL.findall(names)}
 
 
 def documented_events() -> dict[str, dict[str, str]]:
     """Return the explanation of each field, by kind of event."""
-    found: dict[str, dict[str, str]] = {}
+    events: dict[str, dict[str, str]] = {}
     for kind, cell in items("## events.jsonl"):
         parts = [re.fullmatch(r"`(\w+)`: (.+)", part) for part in cell.split("<br>")]
-        found[kind.strip("`")] = {part[1]: part[2] for part in parts if part}
+        events[kind.strip("`")] = {part[1]: part[2] for part in parts if part}
         assert all(parts) or cell.startswith("none: "), kind
-    return found
+    return events
 
 
 def documented_metrics() -> set[str]:
@@ -66,10 +66,10 @@ def documented_metrics() -> set[str]:
 
 
 def test_the_page_has_the_fields_of_costs() -> None:
-    assert documented("## costs.jsonl") == {field.name for field in fields(CostRow)}
+    assert documented_fields("## costs.jsonl") == {field.name for field in fields(CostRow)}
 
 
-def recorded() -> Iterator[tuple[str, str, set[str | None]]]:
+def find_record_calls() -> Iterator[tuple[str, str, set[str | None]]]:
     """Yield place, kind and fields of each call of a `record` or `event` with a constant kind."""
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -83,16 +83,16 @@ def recorded() -> Iterator[tuple[str, str, set[str | None]]]:
 
 
 def test_the_page_has_every_kind_of_event_with_its_fields() -> None:
-    calls = list(recorded())
-    documented = {kind: set(names) for kind, names in documented_events().items()}
+    calls = list(find_record_calls())
+    event_fields = {kind: set(names) for kind, names in documented_events().items()}
     # The record itself marks where an attempt begins.
-    assert {kind for _, kind, _ in calls} == documented.keys() - {"cut_back"}
-    assert EVENTS.keys() <= documented.keys()
+    assert {kind for _, kind, _ in calls} == event_fields.keys() - {"cut_back"}
+    assert EVENTS.keys() <= event_fields.keys()
     wrong: list[str] = []
     for place, kind, names in calls:
-        some = None in names  # with **fields
-        missing = documented[kind] - names
-        if (names - {None}) - documented[kind] or (missing and not some):
+        unpacks = None in names  # with **fields
+        missing = event_fields[kind] - names
+        if (names - {None}) - event_fields[kind] or (missing and not unpacks):
             wrong.append(f"{place}: {kind} has {sorted(map(str, names))}")
     assert not wrong
 
@@ -146,35 +146,35 @@ def fields_of(rows: Iterable[object]) -> set[str]:
 
 @pytest.mark.slow
 def test_events_of_a_run_have_the_documented_fields(run: RunDir) -> None:
-    known, met = documented_events(), set[str]()
+    documented, kinds = documented_events(), set[str]()
     for event in run.read_events():
         names = event.keys() - {"time", "attempt", "step", "kind"}
-        assert names == known[event["kind"]].keys(), event
-        met.add(event["kind"])
-    evolved = {
+        assert names == documented[event["kind"]].keys(), event
+        kinds.add(event["kind"])
+    by_method = {
         "inspo": {"instruction_born", "population", "evolution", "best_instruction"},
         "p2o": {"hard_samples", "hint_phase", "hint_progress", "hint_phase_ended"},
     }
-    assert met >= {"run_started", "saved", "run_finished", "evaluated"} | evolved[kind_of(run)]
+    assert kinds >= {"run_started", "saved", "run_finished", "evaluated"} | by_method[kind_of(run)]
 
 
-def undocumented(names: set[str]) -> set[str]:
+def find_undocumented(names: set[str]) -> set[str]:
     """Return the names that the page of metrics lacks; what stands there in <> is any word."""
-    known = [re.sub(r"<\w+>", r"[\\w.]+", re.escape(name)) for name in documented_metrics()]
-    return {name for name in names if not any(re.fullmatch(pattern, name) for pattern in known)}
+    patterns = [re.sub(r"<\w+>", r"[\\w.]+", re.escape(name)) for name in documented_metrics()]
+    return {name for name in names if not any(re.fullmatch(pattern, name) for pattern in patterns)}
 
 
 @pytest.mark.slow
 def test_metrics_of_a_run_are_documented(run: RunDir) -> None:
-    found = {key for row in run.read_metrics() for key in row}
-    evolved = {"inspo": "inspo/evolution_accepted", "p2o": "p2o/hard"}[kind_of(run)]
-    assert {evolved, "reward_mean", "kl"} <= found
-    assert undocumented(found) == set()
+    names = {key for row in run.read_metrics() for key in row}
+    method_metric = {"inspo": "inspo/evolution_accepted", "p2o": "p2o/hard"}[kind_of(run)]
+    assert {method_metric, "reward_mean", "kl"} <= names
+    assert find_undocumented(names) == set()
 
 
 @pytest.mark.slow
 def test_rollouts_of_a_run_have_the_documented_fields(run: RunDir) -> None:
-    stored = [
+    rows = [
         row for step, purpose in run.trajectory_files()
         for row in run.read_trajectories(step, purpose)
     ]  # fmt: skip
@@ -183,10 +183,9 @@ def test_rollouts_of_a_run_have_the_documented_fields(run: RunDir) -> None:
     )
     assert {purpose for _, purpose in run.trajectory_files()} <= purposes
     flat = {
-        name.partition(".")[0] if name.startswith("trained.") else name
-        for name in fields_of(stored)
+        name.partition(".")[0] if name.startswith("trained.") else name for name in fields_of(rows)
     }
-    assert flat | {"reward_parts", "feedback", "teacher"} == documented("## trajectories/")
+    assert flat | {"reward_parts", "feedback", "teacher"} == documented_fields("## trajectories/")
 
 
 @pytest.mark.slow
@@ -195,14 +194,14 @@ def test_the_other_files_of_a_run_are_documented(run: RunDir) -> None:
     for path in run.path.iterdir():
         assert f"`{path.name}{'/' if path.is_dir() else ''}`" in folder, path.name
     best = json.loads((run.best_path / "best.json").read_bytes())
-    assert best.keys() == documented("## best/")
+    assert best.keys() == documented_fields("## best/")
     summary = run.read_summary() or {}
-    named = documented("## summary.json")
+    names = documented_fields("## summary.json")
     (arm,) = summary["arms"].values()
     suffixes = ("_by_stratum", "_n", "_before")
     for key in (*summary, *arm):
-        assert key in named or any(
-            key.endswith(s) and key.removesuffix(s) in named for s in suffixes
+        assert key in names or any(
+            key.endswith(s) and key.removesuffix(s) in names for s in suffixes
         ), key
 
 

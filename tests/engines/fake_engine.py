@@ -31,11 +31,11 @@ class Fake(Engine):
         pass
 
     def check(self, checked: Preflight) -> list[Check]:
-        def known() -> None:
+        def check_engine_args() -> None:
             if unknown := set(checked.config.training.engine_args) - {"stop_at"}:
                 raise ConfigError(f"training.engine_args: {sorted(unknown)} unknown; remove them")
 
-        return [Check("training", known)]
+        return [Check("training", check_engine_args)]
 
     def prepare(self, checked: Preflight, console: Console) -> tuple[Preflight, RunSettings]:
         return checked, settings_of(checked.config, console)
@@ -51,13 +51,13 @@ class Fake(Engine):
         config = checked.config
         if (run.path / "damaged").exists():
             raise ConfigError(f"{run.path}/damaged: is damaged")
-        done = 0
+        trained = 0
         if resume:
             run.replace_config(settings.record)
-            done = trained_steps(run.checkpoints_path) or 0
-        run.begin_attempt(done or None)
-        for step in range(done + 1, config.training.steps + 1):
-            if not done and step == config.training.engine_args.get("stop_at"):
+            trained = trained_steps(run.checkpoints_path) or 0
+        run.begin_attempt(trained or None)
+        for step in range(trained + 1, config.training.steps + 1):
+            if not trained and step == config.training.engine_args.get("stop_at"):
                 raise KeyboardInterrupt
             run.step = step
             run.count("train", 8, 80)
@@ -72,9 +72,9 @@ def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:
     """Scores by hand, and best/ as engines leave it."""
     steps, text = config.training.steps, setup.instruction
     for when, rewards in (("before", (0.0, 0.0)), ("after", (1.0, 0.0))):
-        found = [_trajectory(task, r, text) for task, r in zip(_tasks(setup), rewards, strict=True)]
-        score = score_trajectories(found)
-        run.score(steps + 1, found, score, split="test", when=when, trained=steps, prompt="initial")
+        batch = [_trajectory(task, r, text) for task, r in zip(_tasks(setup), rewards, strict=True)]
+        score = score_trajectories(batch)
+        run.score(steps + 1, batch, score, split="test", when=when, trained=steps, prompt="initial")
     shutil.copytree(policy_path(config.policy.path), run.best_path, dirs_exist_ok=True)
     (run.best_path / "instruction.txt").write_text(text + "\n")
     best = {
@@ -86,9 +86,9 @@ def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:
     }
     (run.best_path / "best.json").write_text(json.dumps({**best, "hint": ""}))
     before = score_trajectories([_trajectory(task, 0.0, text) for task in _tasks(setup)])
-    kept = read_best(run.best_path)
-    assert kept is not None
-    return Outcome(kept=kept, steps=steps, before=before, after=score, plain=score)
+    record = read_best(run.best_path)
+    assert record is not None
+    return Outcome(kept=record, steps=steps, before=before, after=score, plain=score)
 
 
 def _tasks(setup: Preflight) -> list[Task]:

@@ -64,10 +64,10 @@ def main(folder: Path) -> None:
     call("resume", out)
     assert [row["step"] for row in RunDir.open(out).read_metrics()] == [1, 2, 3]
     (out / "damaged").touch()
-    before = (out / "run.yaml").read_bytes()
+    file_bytes = (out / "run.yaml").read_bytes()
     refused = CliRunner().invoke(app, ["resume", str(out), "--set", "training.steps=4"])
     assert "is damaged" in str(refused.exception), refused.output
-    assert (out / "run.yaml").read_bytes() == before  # nothing was set
+    assert (out / "run.yaml").read_bytes() == file_bytes  # nothing was set
     (out / "damaged").unlink()
     call("resume", out, "--set", "training.steps=4")
     summary = RunDir.open(out).read_summary()

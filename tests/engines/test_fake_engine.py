@@ -21,8 +21,8 @@ def test_no_engine_is_named_outside_the_engines() -> None:
         if "engines" in path.parts:
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
-            asked = "engine" in line and any(mark in line for mark in ("==", "!=", " in ("))
-            assert not (asked and any(f'"{name}"' in line for name in ("trl", "verl"))), (
+            compares = "engine" in line and any(mark in line for mark in ("==", "!=", " in ("))
+            assert not (compares and any(f'"{name}"' in line for name in ("trl", "verl"))), (
                 path,
                 line,
             )

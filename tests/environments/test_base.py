@@ -48,8 +48,8 @@ Messages = list[tuple[str, str]]
 def test_where_the_instruction_stands(
     options: dict[str, str], task: Task, prompt: Prompt, expected: Messages
 ) -> None:
-    found = PromptFormat(**options).messages(task, prompt)  # type: ignore[arg-type]
-    assert [(m["role"], m["content"]) for m in found] == expected
+    messages = PromptFormat(**options).messages(task, prompt)  # type: ignore[arg-type]
+    assert [(m["role"], m["content"]) for m in messages] == expected
 
 
 def test_what_a_task_environment_is_without_more() -> None:

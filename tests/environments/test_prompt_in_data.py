@@ -100,10 +100,10 @@ def rows_of(name: str) -> tuple[list[dict[str, Any]], str, str]:
     """The rows of a case as a data set has them, the initial instruction and its text there."""
     prompt, instruction = PROMPTS[name]
     rows = [{"prompt": prompt(f"What is {i}+1?"), "answer": "1"} for i in range(4)]
-    mixed: Any = {"on_mixed_types": "use_json"} if name == "tool calls" else {}
-    found = read_rows(Dataset.from_list(rows, **mixed), "train_dataset")
-    place = place_instruction(found, instruction, False, "INSPO")
-    return found, place.initial, place.text
+    options: Any = {"on_mixed_types": "use_json"} if name == "tool calls" else {}
+    train_rows = read_rows(Dataset.from_list(rows, **options), "train_dataset")
+    place = place_instruction(train_rows, instruction, False, "INSPO")
+    return train_rows, place.initial, place.text
 
 
 @pytest.mark.parametrize(("name", "template", "tools"), CASES)
@@ -115,8 +115,8 @@ def test_the_first_prompts_are_those_of_trl(
     tasks = tasks_of(rows, "train", text)
     layout = PromptInData(text=text)
     codec = HFCodec(tokenizer) if tasks[0].chat else PlainCodec(tokenizer)
-    rendered = [codec.render(layout.messages(task, Prompt(initial)), tools) for task in tasks]
-    assert rendered == ids_of_trl(tokenizer, [row["prompt"] for row in rows], tools)
+    prompt_ids = [codec.render(layout.messages(task, Prompt(initial)), tools) for task in tasks]
+    assert prompt_ids == ids_of_trl(tokenizer, [row["prompt"] for row in rows], tools)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -126,12 +126,12 @@ def test_another_instruction_stands_where_the_data_had_the_first(name: str) -> N
     layout = PromptInData(text=text)
     for task, row in zip(tasks_of(rows, "train", text), rows, strict=True):
         plain = isinstance(row["prompt"], str)
-        given = [user(row["prompt"])] if plain else row["prompt"]
-        found = layout.messages(task, Prompt(OTHER))
+        chat = [user(row["prompt"])] if plain else row["prompt"]
+        messages = layout.messages(task, Prompt(OTHER))
         if not initial:
-            assert found == [message("system", OTHER), *layout.messages(task, Prompt(""))]
+            assert messages == [message("system", OTHER), *layout.messages(task, Prompt(""))]
             continue
-        assert [m["content"] for m in found] == [m["content"].replace(text, OTHER) for m in given]
+        assert [m["content"] for m in messages] == [m["content"].replace(text, OTHER) for m in chat]
     assert rows == before
 
 
@@ -196,11 +196,11 @@ def test_the_text_of_reset_follows_the_last_message(ending: str) -> None:
     )
     (task,) = environment.begin([environment.tasks("train")[1]], [0], [0])
     assert environment.messages(task, Prompt(place.initial)) == [user(f"{S}{ending}level=1")]
-    apart = ending or "\n"
-    assert environment.messages(task, Prompt(OTHER)) == [user(f"{OTHER}{apart}level=1")]
+    separator = ending or "\n"
+    assert environment.messages(task, Prompt(OTHER)) == [user(f"{OTHER}{separator}level=1")]
 
 
-def rendered(name: str, instruction: str) -> tuple[list[list[int]], list[list[int]]]:
+def render_both(name: str, instruction: str) -> tuple[list[list[int]], list[list[int]]]:
     """Questions as trained under an instruction, and as a server renders them alone."""
     tokenizer = tokenizer_of("qwen2_5")
     rows, _, text = rows_of(name)
@@ -226,7 +226,7 @@ def rendered(name: str, instruction: str) -> tuple[list[list[int]], list[list[in
 )
 @pytest.mark.parametrize("instruction", [S, OTHER])
 def test_the_saved_template_renders_a_question_as_trained(name: str, instruction: str) -> None:
-    trained, served = rendered(name, instruction)
+    trained, served = render_both(name, instruction)
     assert served == trained
 
 

@@ -14,7 +14,7 @@ from cotune.errors import ConfigError
 from tests.helpers import install, raises_line
 from tests.run_files import environment_of
 
-LEAST: dict[str, Any] = {
+MINIMAL: dict[str, Any] = {
     "output": "runs/x",
     "policy": {"path": "me/model"},
     "strategy": {"kind": "static"},
@@ -22,17 +22,17 @@ LEAST: dict[str, Any] = {
 DATA = {"dataset": {"path": "data.jsonl"}, "rewards": ["exact_match"]}
 
 
-def parsed(**sections: Any) -> RunConfig:
-    return parse_config(LEAST | sections, "test")
+def parse(**sections: Any) -> RunConfig:
+    return parse_config(MINIMAL | sections, "test")
 
 
 def test_the_shortest_run_file_is_a_data_set_and_a_reward() -> None:
-    config = parsed(**DATA)
+    config = parse(**DATA)
     assert config.environment.kind == "single_turn"
     assert [(r.function, r.weight) for r in config.rewards] == [("exact_match", 1.0)]
     assert parse_config(dump_config(config), "again") == config
     with pytest.raises(ConfigError, match=r"policy\.path: missing; expected the model to train on"):
-        parse_config(LEAST | DATA | {"policy": {}}, "test")
+        parse_config(MINIMAL | DATA | {"policy": {}}, "test")
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_the_shortest_run_file_is_a_data_set_and_a_reward() -> None:
     ],
 )
 def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> None:
-    dumped = dump_config(parsed(environment=raw))["environment"]
+    dumped = dump_config(parse(environment=raw))["environment"]
     assert dumped.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "part"),
     [
         ({}, "dataset: missing; environment.kind single_turn brings no questions"),
         ({"environment": "geo", **DATA}, "dataset: environment.kind geo brings its own questions"),
@@ -59,9 +59,9 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
         ({"environment": {"kind": "tool"}}, "(did you mean tools?)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_on_is_said_in_a_line(sections: dict[str, Any], said: str) -> None:
-    with raises_line(said):
-        parsed(**sections)
+def test_what_cannot_be_trained_on_is_said_in_a_line(sections: dict[str, Any], part: str) -> None:
+    with raises_line(part):
+        parse(**sections)
 
 
 def test_what_the_class_of_an_environment_raises_is_one_line(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_what_the_class_of_an_environment_raises_is_one_line(tmp_path: Path) -> 
 
 
 def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:
-    assert parsed(environment="geo").instruction.text is None
+    assert parse(environment="geo").instruction.text is None
     world = {"kind": "geo", "train": 6, "validation": 3, "test": 3}
     placed = {"role": "system", "system": "replace"}
-    config = parsed(environment=world, instruction=placed)
+    config = parse(environment=world, instruction=placed)
     environment = environment_of(config)
     assert isinstance(environment, TaskEnvironment)
     assert environment.prompt_format == PromptFormat(
@@ -101,13 +101,13 @@ def test_each_kind_has_the_name_that_it_is_listed_under() -> None:
 @pytest.mark.usefixtures("echo")
 def test_a_package_adds_a_kind_to_the_run_file() -> None:
     raw = {"kind": "echo", "word": "no"}
-    config = parsed(environment=raw)
+    config = parse(environment=raw)
     assert config.environment_kind is kind_of("echo")
     assert parse_config(dump_config(config), "test") == config
     assert dump_config(config)["environment"] == raw
     assert environment_of(config).tasks("test")[0].answers == ("no",)
     assert split_sizes(config) == {"train": 3, "validation": 1, "test": 2}
-    assert dump_config(parsed(environment="echo"))["environment"] == {"kind": "echo", "word": "yes"}
+    assert dump_config(parse(environment="echo"))["environment"] == {"kind": "echo", "word": "yes"}
 
 
 @pytest.mark.usefixtures("echo")
@@ -122,4 +122,4 @@ def test_a_package_adds_a_kind_to_the_run_file() -> None:
 )
 def test_what_is_wrong_with_it_is_one_line(environment: object, message: str) -> None:
     with raises_line(match=message):
-        parsed(environment=environment)
+        parse(environment=environment)

@@ -51,7 +51,7 @@ class Retriever:
         return [self.find(query)[:top_k] for query in queries]
 
 
-def broken(error: Exception) -> Retriever:
+def failing(error: Exception) -> Retriever:
     def find(query: str) -> list[str]:
         raise error
 
@@ -104,7 +104,7 @@ def test_a_batch_is_answered_in_order_with_one_call():
 
 @pytest.mark.parametrize("error", [OSError("no\nroute"), RetrievalError("503 " + "x" * 999)])
 def test_a_failing_retriever_is_an_observation(error: Exception):
-    env = environment(broken(error))
+    env = environment(failing(error))
     (response,) = env.respond([action("<search>a</search>")])
     assert response.error.startswith(f"search failed: {type(error).__name__}")
     assert "\n" not in response.error
@@ -112,7 +112,7 @@ def test_a_failing_retriever_is_an_observation(error: Exception):
     assert not response.done
     # A bug is no failure of a server.
     with pytest.raises(ZeroDivisionError):
-        environment(broken(ZeroDivisionError())).respond([action("<search>a</search>")])
+        environment(failing(ZeroDivisionError())).respond([action("<search>a</search>")])
 
 
 @given(
@@ -160,7 +160,7 @@ def test_a_users_corpus_and_questions(options: SearchOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"top_k": 0}, "environment.top_k is 0; expected at least 1"),
         ({"retriever": {"url": SERVER}}, "has corpus and retriever; expected corpus: .* one of"),
@@ -168,9 +168,9 @@ def test_a_users_corpus_and_questions(options: SearchOptions) -> None:
     ],
 )
 def test_options_refuse_what_cannot_work(
-    fields: dict[str, object], said: str, options: SearchOptions
+    fields: dict[str, object], message: str, options: SearchOptions
 ) -> None:
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=message):
         TypeAdapter(SearchOptions).validate_python({"corpus": str(options.corpus), **fields})
 
 
@@ -199,20 +199,20 @@ CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
 
 
-def run(recorded: dict[str, Any]) -> tuple[Trajectory, Retriever]:
+def run(transcript: dict[str, Any]) -> tuple[Trajectory, Retriever]:
     def find(query: str) -> list[str]:
         if query == "down":
             raise RetrievalError("the server is down")
-        return recorded["retrieval"].get(query, [])
+        return transcript["retrieval"].get(query, [])
 
     retriever = Retriever(find)
-    task = Task("t", recorded["question"], tuple(recorded["answers"]))
+    task = Task("t", transcript["question"], tuple(transcript["answers"]))
     environment = SearchEnvironment(
-        {"test": [task]}, retriever, recorded["instruction"], exact_match
+        {"test": [task]}, retriever, transcript["instruction"], exact_match
     )
-    assignments = [under(environment.tasks("test")[0], recorded["instruction"])]
-    limits = Limits(**recorded["limits"])
-    (trajectory,) = roll_out(environment, recorded["turns"], assignments, limits)
+    assignments = [under(environment.tasks("test")[0], transcript["instruction"])]
+    limits = Limits(**transcript["limits"])
+    (trajectory,) = roll_out(environment, transcript["turns"], assignments, limits)
     return trajectory, retriever
 
 
@@ -220,28 +220,28 @@ def runs_of(trajectory: Trajectory) -> list[dict[str, str]]:
     """The completion as stretches that the policy wrote and that it was shown."""
     pairs = zip(trajectory.mask, trajectory.completion_ids, strict=True)
     return [
-        {"own" if own else "shown": CODEC.decode([token for _, token in stretch])}
-        for own, stretch in itertools.groupby(pairs, key=lambda pair: pair[0])
+        {"own" if is_own else "shown": CODEC.decode([token for _, token in stretch])}
+        for is_own, stretch in itertools.groupby(pairs, key=lambda pair: pair[0])
     ]
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 def test_a_recorded_transcript(path: Path) -> None:
-    recorded = json.loads(path.read_text(encoding="utf-8"))
-    got, retriever = run(recorded)
+    transcript = json.loads(path.read_text(encoding="utf-8"))
+    rollout, retriever = run(transcript)
     # An observation and the closing EOS, or two turns, can be neighbours.
     merged: list[dict[str, str]] = []
-    for stretch in recorded["expected"]["completion"]:
+    for stretch in transcript["expected"]["completion"]:
         (kind, text), *_ = stretch.items()
         if merged and kind in merged[-1]:
             merged[-1][kind] += text
         else:
             merged.append({kind: text})
     assert {
-        "prompt": CODEC.decode(got.prompt_ids), "completion": runs_of(got),
-        "queries": [query for queries, _ in retriever.calls for query in queries], "actions": [turn.action for turn in got.turns],
-        "answer": got.answer, "reward": got.reward, "stop": got.stop,
-    } == {**recorded["expected"], "completion": merged}  # fmt: skip
+        "prompt": CODEC.decode(rollout.prompt_ids), "completion": runs_of(rollout),
+        "queries": [query for queries, _ in retriever.calls for query in queries], "actions": [turn.action for turn in rollout.turns],
+        "answer": rollout.answer, "reward": rollout.reward, "stop": rollout.stop,
+    } == {**transcript["expected"], "completion": merged}  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n"])))
@@ -261,16 +261,16 @@ def test_the_action_is_that_of_the_first_closing_tag(parts: list[str]) -> None:
 @given(st.lists(st.text() | st.just("<search>a</search>"), max_size=3), st.text())
 def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) -> None:
     texts = [text.replace("<", "") for text in texts]
-    told = f"<answer>{answer.replace('<', '')}</answer>"
+    answer_turn = f"<answer>{answer.replace('<', '')}</answer>"
     expected = answer.replace("<", "").strip() or None
     assert SEARCH_R1.answer(texts) is None
-    assert SEARCH_R1.answer([*texts, told]) == expected
-    assert SEARCH_R1.answer([told, *texts, told]) is None
+    assert SEARCH_R1.answer([*texts, answer_turn]) == expected
+    assert SEARCH_R1.answer([answer_turn, *texts, answer_turn]) is None
 
 
 def test_passages_are_numbered_and_answers_read_in_linear_time() -> None:
-    forms = ['(Title: "A") a', "(Title: B) b", "c <answer>"]
-    assert SEARCH_R1.information(forms) == (
+    passages = ['(Title: "A") a', "(Title: B) b", "c <answer>"]
+    assert SEARCH_R1.information(passages) == (
         '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
         "</information>\n\n"
     )
@@ -287,12 +287,12 @@ LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"),
 
 @pytest.fixture
 def write_text(tmp_path: Path) -> Callable[[str], Path]:
-    def file(text: str) -> Path:
+    def write(text: str) -> Path:
         path = tmp_path / "rows.jsonl"
         path.write_text(text, encoding="utf-8")
         return path
 
-    return file
+    return write
 
 
 def test_a_corpus(write_text: Callable[[str], Path], tmp_path: Path) -> None:

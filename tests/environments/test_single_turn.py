@@ -102,13 +102,13 @@ def trajectory(text: str, observation: str = "", instruction: str = "i") -> Traj
 
 def test_an_episode_that_answers() -> None:
     text = "10 + 30 + 2 is \\boxed{41}. That is wrong. So \\boxed{ 42 }."
-    got = run([*CODEC.encode(text), EOS])
-    assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.ANSWERED)
-    assert got.turns == (Turn(text, "", "answer", ""),)
+    rollout = run([*CODEC.encode(text), EOS])
+    assert (rollout.reward, rollout.answer, rollout.stop) == (1.0, "42", StopReason.ANSWERED)
+    assert rollout.turns == (Turn(text, "", "answer", ""),)
     # Its own EOS is trained on.
-    assert got.mask == (1,) * (len(text) + 1)
-    assert CODEC.decode(got.sampled_prompt_ids).startswith("Add the tens first.\n\nSolve.")
-    assert CODEC.decode(got.prompt_ids) == "Solve.\n\nWhat is 12 + 30?"
+    assert rollout.mask == (1,) * (len(text) + 1)
+    assert CODEC.decode(rollout.sampled_prompt_ids).startswith("Add the tens first.\n\nSolve.")
+    assert CODEC.decode(rollout.prompt_ids) == "Solve.\n\nWhat is 12 + 30?"
     # Every turn is the last.
     texts = ["So \\boxed{42}.", "42", "\\boxed{ }", "\\boxed{4", "\\boxed{wrong}"]
     invalid = Response(done=True, action="invalid", error=MathEnvironment.no_answer)
@@ -123,9 +123,9 @@ def test_an_episode_that_answers() -> None:
             reward, answer = super().score(trajectory)
             return reward / 2, answer
 
-    done = [run([*CODEC.encode(f"\\boxed{{{n}}}"), EOS]) for n in (42, 43)]
-    assert environment().scores(done) == [(1.0, "42"), (0.0, "43")]
-    assert Half({"train": [TASK]}).scores(done) == [(0.5, "42"), (0.0, "43")]
+    rollouts = [run([*CODEC.encode(f"\\boxed{{{n}}}"), EOS]) for n in (42, 43)]
+    assert environment().scores(rollouts) == [(1.0, "42"), (0.0, "43")]
+    assert Half({"train": [TASK]}).scores(rollouts) == [(0.5, "42"), (0.0, "43")]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,14 @@ def test_an_episode_that_answers() -> None:
     ],
 )
 def test_an_episode_that_fails(text: str, answer: str | None):
-    got = run([*CODEC.encode(text), EOS])
-    assert (got.reward, got.answer) == (0.0, answer)
+    rollout = run([*CODEC.encode(text), EOS])
+    assert (rollout.reward, rollout.answer) == (0.0, answer)
     if answer is None:
-        assert got.stop is StopReason.TURN_LIMIT
-        assert (got.turns[0].action, got.turns[0].error) == ("invalid", MathEnvironment.no_answer)
+        assert rollout.stop is StopReason.TURN_LIMIT
+        assert (rollout.turns[0].action, rollout.turns[0].error) == (
+            "invalid",
+            MathEnvironment.no_answer,
+        )
 
 
 @given(
@@ -153,7 +156,7 @@ def test_score_ignores_prompt_and_observations(text: str, planted: str):
     assert env.score(trajectory(text, planted, planted)) == env.score(trajectory(text))
 
 
-def built(tmp_path: Path, row: dict[str, Any]) -> list[Task]:
+def build_tasks(tmp_path: Path, row: dict[str, Any]) -> list[Task]:
     """The tasks of a run file whose data has this row and more."""
     key = next(name for name in row if name in ("question", "problem"))
     file = tmp_path / "problems.json"
@@ -176,7 +179,7 @@ def built(tmp_path: Path, row: dict[str, Any]) -> list[Task]:
 def test_the_answers_of_common_data_sets(
     tmp_path: Path, row: dict[str, Any], answers: tuple[str, ...]
 ):
-    assert {task.answers for task in built(tmp_path, row)} == {answers}
+    assert {task.answers for task in build_tasks(tmp_path, row)} == {answers}
 
 
 def test_an_environment_of_its_own_compares_as_mathematics(
@@ -191,4 +194,4 @@ def test_an_environment_of_its_own_compares_as_mathematics(
     with pytest.raises(
         ConfigError, match=r"dataset: the question train-\w+ has no answer; .*answers: …"
     ):
-        built(tmp_path, {"question": "q", "solution": "no box"})
+        build_tasks(tmp_path, {"question": "q", "solution": "no box"})

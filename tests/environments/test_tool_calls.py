@@ -27,7 +27,7 @@ def test_arguments_have_the_usual_names_and_may_be_json_in_a_text(arguments: str
 
 
 @pytest.mark.parametrize(
-    ("text", "calls", "said"),
+    ("text", "calls", "prose"),
     [
         # In order, with what is said besides; a call within a thought is none.
         (f'First.\n{ADD}\n<tool_call>\n{{"name": "now"}}\n</tool_call>', (ADD_CALL, ToolCall("now", {})), "First."),
@@ -35,12 +35,12 @@ def test_arguments_have_the_usual_names_and_may_be_json_in_a_text(arguments: str
         *((text, (), text) for text in (f"<think>{ADD}</think>4", f"{ADD}</think>4", f"<think>{ADD}")),
     ],
 )  # fmt: skip
-def test_calls_and_what_is_said_besides(text: str, calls: tuple[ToolCall, ...], said: str) -> None:
-    assert read_hermes(text) == Calls(calls, said=said)
+def test_calls_and_what_is_said_besides(text: str, calls: tuple[ToolCall, ...], prose: str) -> None:
+    assert read_hermes(text) == Calls(calls, text=prose)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("<tool_call>{", "not closed"),
         (f"{ADD}</tool_call>", "closed twice"),
@@ -56,10 +56,10 @@ def test_calls_and_what_is_said_besides(text: str, calls: tuple[ToolCall, ...], 
     ],
     ids=range(10),
 )
-def test_what_cannot_be_read_is_the_turns_error(text: str, said: str) -> None:
+def test_what_cannot_be_read_is_the_turns_error(text: str, message: str) -> None:
     calls = read_hermes(text)
     assert not calls.calls
-    assert said in calls.error
+    assert message in calls.error
     assert len(calls.error) <= 120
 
 

@@ -48,8 +48,8 @@ def environment(*tools: Any, **options: Any) -> ToolEnvironment:
 
 
 def action(*calls: tuple[str, dict[str, Any]], text: str = "", last: bool = False) -> Action:
-    written = text + "".join(tool_call(name, **arguments) for name, arguments in calls)
-    return Action(TASK, (), written, last, 0, read_hermes(written))
+    turn = text + "".join(tool_call(name, **arguments) for name, arguments in calls)
+    return Action(TASK, (), turn, last, 0, read_hermes(turn))
 
 
 def respond(*calls: tuple[str, dict[str, Any]], **options: Any) -> Response:
@@ -80,7 +80,7 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
 
 
 @pytest.mark.parametrize(
-    ("call", "shown", "error", "taken_for"),
+    ("call", "message", "error", "action_name"),
     [
         (("subtract", {"a": 1}), "Tool subtract not found.", "no such tool", "call"),
         (("add", {"a": 1}), "add() missing 1 required positional argument: 'b'", "add: TypeError", "add"),
@@ -89,12 +89,12 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     ],
 )  # fmt: skip
 def test_a_call_that_fails_is_an_observation(
-    call: tuple[str, dict[str, Any]], shown: str, error: str, taken_for: str
+    call: tuple[str, dict[str, Any]], message: str, error: str, action_name: str
 ) -> None:
     response = respond(call)
 
-    assert contents(response) == [str({"error": shown})]
-    assert response == Response(action=taken_for, error=error, messages=response.messages)
+    assert contents(response) == [str({"error": message})]
+    assert response == Response(action=action_name, error=error, messages=response.messages)
     mute = type("Mute", (Exception,), {"__str__": None})  # its text cannot be read
     jobs = iter((job(mute), job((_ for _ in ()).throw, mute())))
     (response,) = call_tools([action(call, call)], lambda *_: next(jobs), ToolRunner(1))
@@ -102,17 +102,17 @@ def test_a_call_that_fails_is_an_observation(
 
 
 def test_calls_of_the_last_turn_are_not_made() -> None:
-    made: list[int] = []
+    notes: list[int] = []
 
     def note() -> str:
         """Notes."""
-        made.append(1)
+        notes.append(1)
         return "noted"
 
     calls = [action(*[("note", {})] * count, last=True) for count in (1, 2)]
     expected = Response(done=True, action="call", error=OUT_OF_TURNS)
     assert environment(note).respond(calls) == [expected, expected]
-    assert not made
+    assert not notes
     assert respond(text="<tool_call>", last=True).done
     assert respond(text="7", last=True) == Response(done=True, action="answer")
 
@@ -125,8 +125,8 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
         released.wait()
 
     try:
-        own = ToolEnvironment([hang, add], {"train": [TASK]}, seconds=0.2)
-        (response,) = own.respond([action(("hang", {}), ("add", {"a": 1, "b": 1}))])
+        env = ToolEnvironment([hang, add], {"train": [TASK]}, seconds=0.2)
+        (response,) = env.respond([action(("hang", {}), ("add", {"a": 1, "b": 1}))])
     finally:
         released.set()
 
@@ -158,11 +158,11 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
     )
     options = ToolsOptions(tools=(f"{file}:double",), seconds=2.5)
 
-    made = tool_environment(options, {"train": [TASK]})
-    (response,) = made.respond([action(("double", {"a": 4}))])
+    env = tool_environment(options, {"train": [TASK]})
+    (response,) = env.respond([action(("double", {"a": 4}))])
 
     assert contents(response) == ["8"]
-    assert made.initial_instruction == INITIAL_INSTRUCTION
+    assert env.initial_instruction == INITIAL_INSTRUCTION
     with pytest.raises(ConfigError, match="tools: 3 cannot be a tool"):
         tool_environment(ToolsOptions(tools=(f"{file}:number",)), {"train": [TASK]})
 
@@ -183,12 +183,12 @@ def test_a_function_without_a_timeout_is_called_in_the_callers_thread_in_order()
             raise KeyboardInterrupt
         return "noted"
 
-    plain = ToolEnvironment([note], {"train": [TASK]}, seconds=math.inf)
-    plain.respond([action(("note", {"number": n}), ("note", {"number": n + 1})) for n in (0, 5)])
+    env = ToolEnvironment([note], {"train": [TASK]}, seconds=math.inf)
+    env.respond([action(("note", {"number": n}), ("note", {"number": n + 1})) for n in (0, 5)])
     assert order == [0, 1, 5, 6]
     assert set(threads) == {threading.get_ident()}
     with pytest.raises(KeyboardInterrupt):
-        plain.respond([action(("note", {"number": 3}))])
+        env.respond([action(("note", {"number": 3}))])
 
 
 def undocumented(a: int) -> int:
@@ -205,15 +205,15 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (undocumented, "undocumented cannot be a tool .*no docstring.*expected a function with"),
         (unresolved, "unresolved cannot be a tool .*Nowhere"),
         ("weigh", "cannot be a tool"),
     ],
 )  # fmt: skip
-def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: str) -> None:
-    with raises_line(match=said):
+def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, message: str) -> None:
+    with raises_line(match=message):
         schema_of(function)
     with pytest.raises(ConfigError, match="two are called add"):
         environment(add, add)
@@ -240,67 +240,67 @@ def run(concurrency: int, *lanes: list[Job]) -> None:
 
 
 def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
-    together = threading.Barrier(3)
-    running, most, lock = 0, 0, threading.Lock()
+    barrier = threading.Barrier(3)
+    running, peak, lock = 0, 0, threading.Lock()
 
     def count() -> None:
-        nonlocal running, most
+        nonlocal running, peak
         with lock:
             running += 1
-            most = max(most, running)
-        together.wait(LONG)
+            peak = max(peak, running)
+        barrier.wait(LONG)
         with lock:
             running -= 1
 
     jobs = [job(count) for _ in range(6)]
-    run(3, *([each] for each in jobs))
-    assert all(each.error is None for each in jobs)
-    assert most == 3
+    run(3, *([job] for job in jobs))
+    assert all(job.error is None for job in jobs)
+    assert peak == 3
 
     # Async calls share one loop.
     async def find_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    one, other = job(find_loop), job(find_loop)
-    run(2, [one], [other])
-    assert one.value is other.value is not None
+    first, second = job(find_loop), job(find_loop)
+    run(2, [first], [second])
+    assert first.value is second.value is not None
 
 
-RAISED = [
+ERRORS = [
     KeyError("a"), StopIteration(), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("raised", RAISED)
-def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) -> None:
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_tool_cannot_end_the_process_or_the_event_loop(error: BaseException) -> None:
     def leaves() -> None:
-        raise raised
+        raise error
 
     async def leaves_async() -> None:
-        raise raised
+        raise error
 
     async def works() -> str:
         return "works"
 
     # A function that returns a coroutine is awaited.
     jobs = [job(leaves), job(leaves_async), job(lambda: works())]
-    run(1, *([each] for each in jobs))
-    expected = [repr(raised)] * 2
-    if isinstance(raised, StopIteration):  # which no task can raise
+    run(1, *([job] for job in jobs))
+    expected = [repr(error)] * 2
+    if isinstance(error, StopIteration):  # which no task can raise
         expected = [f"RuntimeError('{start}raised StopIteration')" for start in ("", "coroutine ")]
-    assert [repr(each.error) for each in jobs[:2]] == expected
+    assert [repr(job.error) for job in jobs[:2]] == expected
     assert jobs[2].value == "works"
 
 
 def test_a_call_that_takes_too_long_is_given_up(hang: Callable[[], None]) -> None:
     # Its place is free.
-    made: list[str] = []
-    late, later = job(hang, seconds=SHORT), job(made.append, "late")
+    calls: list[str] = []
+    late, later = job(hang, seconds=SHORT), job(calls.append, "late")
     following = job(lambda: "next")
     run(1, [late, later], [following])
     assert late.timed_out
     assert later.timed_out
-    assert not made
+    assert not calls
     assert isinstance(late.error, TimeoutError)
     assert str(late.error) == "took longer than 0.02 s"
     assert following.value == "next"
@@ -331,11 +331,11 @@ def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
         "    print(job.timed_out)\n"
     )
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert done.stdout.split() == ["True", "True"]
+    assert result.stdout.split() == ["True", "True"]
 
 
 def test_a_worker_ends_when_nobody_has_it() -> None:

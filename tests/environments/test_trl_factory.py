@@ -32,10 +32,10 @@ TASKS = [
 class Guessing:
     """An environment as TRL's documentation has them: the number is the row's `secret`."""
 
-    made = 0
+    instances = 0
 
     def __init__(self) -> None:
-        type(self).made += 1
+        type(self).instances += 1
         self.thread = threading.get_ident()
         self.guesses: list[int] = []
         self.secret = -1
@@ -79,13 +79,13 @@ def environment(factory: Callable[[], Any] = Guessing, **options: Any) -> TrlEnv
 
 
 def roll_out(
-    own: TrlEnvironment, replies: Any, tasks: Sequence[Task] = TASKS, **settings: Any
+    env: TrlEnvironment, replies: Any, tasks: Sequence[Task] = TASKS, **settings: Any
 ) -> list[Trajectory]:
     assignments = [under(task, "Guess.") for task in tasks]
-    return scripted.roll_out(own, replies, assignments, Limits(turn_tokens=1000), **settings)
+    return scripted.roll_out(env, replies, assignments, Limits(turn_tokens=1000), **settings)
 
 
-def guessed(row: int, turn: int, context: str) -> str:
+def guess_reply(row: int, turn: int, context: str) -> str:
     return tool_call("guess", number=1) if turn == 0 else "Done."
 
 
@@ -98,36 +98,36 @@ def test_methods_are_tools_and_what_reset_returns_stands_after_the_users_message
 
 
 def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:
-    Guessing.made = 0
-    own = environment()
-    trajectories = roll_out(own, guessed)
+    Guessing.instances = 0
+    env = environment()
+    trajectories = roll_out(env, guess_reply)
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
     assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
     assert [t.answer for t in trajectories] == ["Done."] * 3
     # They are made once, and reset for later episodes.
-    again = roll_out(own, guessed, first_row=512)
-    assert Guessing.made == 3
-    assert [t.reward for t in again] == [0.0, 1.0, 0.0]
-    assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
+    later = roll_out(env, guess_reply, first_row=512)
+    assert Guessing.instances == 3
+    assert [t.reward for t in later] == [0.0, 1.0, 0.0]
+    assert [t.reward for t in roll_out(env, ["Nothing guessed."])] == [0.0] * 3
     # The calls of an episode are made in order.
     replies = ["".join(tool_call("guess", number=n) for n in range(9)), "Done."]
-    (trajectory,) = roll_out(own, replies, TASKS[:1])
-    assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
+    (trajectory,) = roll_out(env, replies, TASKS[:1])
+    assert env.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
 
 
 def test_without_get_reward_reward_functions_score_and_see_the_instances() -> None:
     def count(environments: list[Guessing], secret: list[int], **_: Any) -> list[float]:
         return [len(e.guesses) + s / 10 for e, s in zip(environments, secret, strict=True)]
 
-    own = environment(Unscored)
+    env = environment(Unscored)
     rewards = RewardFunctions([count])
-    check_columns(rewards, own, ["train"])
+    check_columns(rewards, env, ["train"])
     with pytest.raises(ConfigError, match="needs the column 'environments'"):
         rewards.check_tasks(TASKS, "train")  # without such an environment
 
-    trajectories = roll_out(own, guessed, rewards=rewards)
+    trajectories = roll_out(env, guess_reply, rewards=rewards)
 
-    assert own.needs_rewards
+    assert env.needs_rewards
     assert [t.reward for t in trajectories] == [1.0, 1.1, 1.2]
 
 
@@ -136,12 +136,12 @@ def test_get_reward_counts_beside_reward_functions_and_may_be_async() -> None:
         return [0.5] * len(completions)
 
     half.__name__ = "Guessing"  # as the environment's own is called
-    own, rewards = environment(), RewardFunctions([WeightedReward(function=half, weight=2.0)])
-    (_, second, _) = roll_out(own, guessed, rewards=rewards)
-    assert not own.needs_rewards
+    env, rewards = environment(), RewardFunctions([WeightedReward(function=half, weight=2.0)])
+    (_, second, _) = roll_out(env, guess_reply, rewards=rewards)
+    assert not env.needs_rewards
     assert second.reward == 2.0
     assert second.parts == {"Guessing": 0.5, "Guessing_2": 1.0}
-    assert rewards.weights(own) == {"Guessing": 2.0, "Guessing_2": 1.0}
+    assert rewards.weights(env) == {"Guessing": 2.0, "Guessing_2": 1.0}
 
     # It may be async, and score nothing.
     class Judged(Guessing):
@@ -150,9 +150,9 @@ def test_get_reward_counts_beside_reward_functions_and_may_be_async() -> None:
             return 0.5 if self.guesses else None
 
     (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
-    (other,) = roll_out(environment(Judged), [tool_call("guess", number=0), "Done."], TASKS[:1])
+    (judged,) = roll_out(environment(Judged), [tool_call("guess", number=0), "Done."], TASKS[:1])
     assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
-    assert (other.scored, other.reward, other.parts) == (True, 0.5, {"Judged": 0.5})
+    assert (judged.scored, judged.reward, judged.parts) == (True, 0.5, {"Judged": 0.5})
 
 
 def test_a_get_reward_that_raises_is_named() -> None:
@@ -196,14 +196,14 @@ def test_a_call_that_hangs_or_fails_ends_its_episode_alone(error: str) -> None:
                 released.wait()
             return "wrong"
 
-    own = environment(Hanging, seconds=0.05)
+    env = environment(Hanging, seconds=0.05)
     try:
-        trajectories = roll_out(own, guessed)
+        trajectories = roll_out(env, guess_reply)
         assert [t.stop for t in trajectories] == SECOND_BROKE
         assert (trajectories[1].turns[0].error, trajectories[1].reward) == (error, 0.0)
-        hung = own.reward_arguments(trajectories)["environments"][1]
-        again = roll_out(own, ["Done."])
-        assert error == OUTAGE or hung not in own.reward_arguments(again)["environments"]
+        hung = env.reward_arguments(trajectories)["environments"][1]
+        later = roll_out(env, ["Done."])
+        assert error == OUTAGE or hung not in env.reward_arguments(later)["environments"]
     finally:
         released.set()
 
@@ -216,11 +216,11 @@ class Counter:
 
     def reset(self, **kwargs: Any) -> str | None:
         assert kwargs == {"prompt": [{"role": "user", "content": ""}]}
-        self.count, self.wanted = 0, random.randint(1, 10**9)
-        return f"Count to {self.wanted}."
+        self.count, self.target = 0, random.randint(1, 10**9)
+        return f"Count to {self.target}."
 
     def get_reward(self) -> float:
-        return float(self.count == self.wanted)
+        return float(self.count == self.target)
 
     def add(self, step: int) -> int:
         """Adds to the counter.
@@ -232,9 +232,9 @@ class Counter:
         return self.count
 
 
-def counted(row: int, turn: int, context: str) -> str:
-    wanted = context.rpartition("Count to ")[2].partition(".")[0]
-    return tool_call("add", step=int(wanted)) if turn == 0 else "Done."
+def count_reply(row: int, turn: int, context: str) -> str:
+    target = context.rpartition("Count to ")[2].partition(".")[0]
+    return tool_call("add", step=int(target)) if turn == 0 else "Done."
 
 
 def questions(trajectories: list[Trajectory]) -> list[str]:
@@ -242,24 +242,24 @@ def questions(trajectories: list[Trajectory]) -> list[str]:
 
 
 def test_without_data_reset_makes_the_tasks() -> None:
-    own = trl_environment(TrlOptions(factory=f"{__file__}:Counter", validation=5, test=7), None)
-    assert [len(own.tasks(split)) for split in ("train", "validation", "test")] == [1000, 5, 7]
-    first, second, *_ = own.tasks("train")
+    env = trl_environment(TrlOptions(factory=f"{__file__}:Counter", validation=5, test=7), None)
+    assert [len(env.tasks(split)) for split in ("train", "validation", "test")] == [1000, 5, 7]
+    first, second, *_ = env.tasks("train")
     tasks = [first, first, second, second]
 
-    done = roll_out(own, counted, tasks, seed=1)
+    rollouts = roll_out(env, count_reply, tasks, seed=1)
 
-    assert [t.reward for t in done] == [1.0] * 4
-    asked = questions(done)
-    assert asked[0] == asked[1] != asked[2] == asked[3]  # a group starts from one state
-    assert CODEC.decode(done[0].prompt_ids).endswith(asked[0])
-    (message,) = own.messages(done[0].task, Prompt("Count."))
-    assert message["content"] == f"Count.\n\n{asked[0]}"
+    assert [t.reward for t in rollouts] == [1.0] * 4
+    goals = questions(rollouts)
+    assert goals[0] == goals[1] != goals[2] == goals[3]  # a group starts from one state
+    assert CODEC.decode(rollouts[0].prompt_ids).endswith(goals[0])
+    (message,) = env.messages(rollouts[0].task, Prompt("Count."))
+    assert message["content"] == f"Count.\n\n{goals[0]}"
     # The same in another process and after a resume; another state in another step.
-    again = trl_environment(TrlOptions(factory=f"{__file__}:Counter"), None)
-    assert questions(roll_out(again, counted, tasks[2:], first_row=2, seed=1)) == asked[2:]
-    assert questions(roll_out(own, counted, [t.task for t in done], seed=1)) == asked
-    assert questions(roll_out(own, counted, tasks, seed=2))[0] != asked[0]
+    fresh_env = trl_environment(TrlOptions(factory=f"{__file__}:Counter"), None)
+    assert questions(roll_out(fresh_env, count_reply, tasks[2:], first_row=2, seed=1)) == goals[2:]
+    assert questions(roll_out(env, count_reply, [t.task for t in rollouts], seed=1)) == goals
+    assert questions(roll_out(env, count_reply, tasks, seed=2))[0] != goals[0]
 
 
 class Draws(Guessing):
@@ -282,9 +282,9 @@ def test_draws_of_the_users_code_leave_those_of_training() -> None:
     seed()
     expected = draw()
     seed()
-    first = questions(roll_out(environment(Draws), guessed))
+    first = questions(roll_out(environment(Draws), guess_reply))
     assert draw() == expected
-    assert questions(roll_out(environment(Draws), guessed, TASKS[1:], first_row=1)) == first[1:]
+    assert questions(roll_out(environment(Draws), guess_reply, TASKS[1:], first_row=1)) == first[1:]
 
 
 class NoReset:
@@ -307,7 +307,7 @@ class Pictured(Guessing):
 
 
 @pytest.mark.parametrize(
-    ("factory", "said"),
+    ("factory", "message"),
     [
         ({"guess": Guessing}, "is dict; expected one class or function"),
         (NoReset, r"NoReset has no reset\(\)"),
@@ -316,8 +316,8 @@ class Pictured(Guessing):
         (Pictured, r"reset\(\) returned list; expected a text, .*, or None"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_line(factory: Any, said: str) -> None:
-    with raises_line(match=said):
+def test_what_cannot_work_is_refused_in_a_line(factory: Any, message: str) -> None:
+    with raises_line(match=message):
         environment(factory).messages(TASKS[0], Prompt("Guess."))
 
 
@@ -332,11 +332,11 @@ class Echo:
 def test_a_run_file_names_a_factory_and_its_arguments() -> None:
     options = TrlOptions(factory=f"{__file__}:Echo", args={"suffix": "!"})
 
-    own = trl_environment(options, {"train": TASKS})
+    env = trl_environment(options, {"train": TASKS})
 
-    assert own.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0.!"
-    assert own.initial_instruction == INITIAL_INSTRUCTION
-    assert own.tools == ()
-    assert isinstance(own.reward_arguments([]), Mapping)
+    assert env.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0.!"
+    assert env.initial_instruction == INITIAL_INSTRUCTION
+    assert env.tools == ()
+    assert isinstance(env.reward_arguments([]), Mapping)
     with pytest.raises(ConfigError, match="unexpected keyword argument 'prefix'"):
         trl_environment(TrlOptions(factory=f"{__file__}:Echo", args={"prefix": 1}), {})

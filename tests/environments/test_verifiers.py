@@ -81,10 +81,10 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                 if not message.get("tool_calls"):
                     return vf.ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
-                    given = json.loads(call["function"]["arguments"])
-                    if "a" not in given:
+                    arguments = json.loads(call["function"]["arguments"])
+                    if "a" not in arguments:
                         raise RuntimeError("no a")
-                    text = str(2 * given["a"])
+                    text = str(2 * arguments["a"])
                     if data.mode == "shows":
                         image = {"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}
                         text = [{"type": "text", "text": "See"}, image]
@@ -102,29 +102,29 @@ __all__ = ["Sums", "InProcess"]
 '''
 
 
-def made(mode: str = "", count: int = 20, **options: Any) -> Any:
+def make_env(mode: str = "", count: int = 20, **options: Any) -> Any:
     args = {**ARGS, "taskset": {"count": count, "mode": mode}}
     fields = {"environment": "vf-v1-sums-test", "args": args, "validation": 2, "test": 3, **options}
     return verifiers_environment(VerifiersOptions(**fields), None)
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     pytest.importorskip("verifiers.v1")
     folder = tmp_path_factory.mktemp("v1")
     (folder / "vf_v1_sums_test.py").write_text(TASKSET)
     sys.path.insert(0, str(folder))
     try:
-        yield made()
+        yield make_env()
     finally:
         sys.path.remove(str(folder))
 
 
 def roll_out(
-    own: Any, replies: Any, count: int = 2, limits: Limits | None = None
+    env: Any, replies: Any, count: int = 2, limits: Limits | None = None
 ) -> list[Trajectory]:
-    assignments = [under(task, "Use the tool.") for task in own.tasks("train")[:count]]
-    return scripted.roll_out(own, replies, assignments, limits or Limits(turns=6, turn_tokens=400))
+    assignments = [under(task, "Use the tool.") for task in env.tasks("train")[:count]]
+    return scripted.roll_out(env, replies, assignments, limits or Limits(turns=6, turn_tokens=400))
 
 
 def adds(row: int, turn: int, context: str) -> str:
@@ -134,21 +134,21 @@ def adds(row: int, turn: int, context: str) -> str:
     return context.rpartition("[tool: ")[2].rstrip("]")
 
 
-def test_tasks_system_prompt_and_tools_are_taken_over(own: Any) -> None:
-    counts = [len(own.tasks(split)) for split in ("train", "validation", "test")]
+def test_tasks_system_prompt_and_tools_are_taken_over(env: Any) -> None:
+    counts = [len(env.tasks(split)) for split in ("train", "validation", "test")]
     assert counts == [15, 2, 3]
-    assert own.initial_instruction == "Add up."
-    assert [tool["function"]["name"] for tool in own.tools] == ["add"]
-    task = own.tasks("train")[0]
+    assert env.initial_instruction == "Add up."
+    assert [tool["function"]["name"] for tool in env.tools] == ["add"]
+    task = env.tasks("train")[0]
     assert task.answers == (task.columns["answer"],)
-    assert own.messages(task, Prompt("Sum."))[0] == {"role": "system", "content": "Sum."}
+    assert env.messages(task, Prompt("Sum."))[0] == {"role": "system", "content": "Sum."}
     # A run file may name a function.
-    loaded = made(environment="verifiers.v1:load_environment", args={"config": own_config()})
+    loaded = make_env(environment="verifiers.v1:load_environment", args={"config": make_config()})
     assert loaded.initial_instruction == "Add up."
 
 
-def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
-    for trajectory in roll_out(own, adds):
+def test_the_policy_is_asked_in_place_of_a_model(env: Any) -> None:
+    for trajectory in roll_out(env, adds):
         (answer,) = trajectory.task.answers
         assert trajectory.answer == answer, trajectory.turns
         assert trajectory.stop is StopReason.ANSWERED
@@ -157,31 +157,31 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
         assert trajectory.reward == 2.0
         assert trajectory.parts == {"right": 2.0, "turns": 2.0}
     # An episode that our limits end is scored.
-    (trajectory,) = roll_out(own, [tool_call("add", a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
+    (trajectory,) = roll_out(env, [tool_call("add", a=1)] * 2, 1, Limits(turns=2, turn_tokens=400))
     assert trajectory.stop is StopReason.TURN_LIMIT
     assert trajectory.reward == 0.0
     assert trajectory.parts["turns"] == 2.0
     # An environment that breaks ends its episode alone.
     first, second = roll_out(
-        own, lambda row, turn, context: tool_call("add") if row == 0 else adds(1, turn, context)
+        env, lambda row, turn, context: tool_call("add") if row == 0 else adds(1, turn, context)
     )
     assert first.stop is StopReason.ENVIRONMENT_ERROR
     assert "no a" in first.turns[0].error
     assert (first.reward, second.reward) == (0.0, 2.0)
     # Calls that cannot be read are text, as from a server.
-    (trajectory,) = roll_out(own, ["<tool_call>add</tool_call>"], count=1)
+    (trajectory,) = roll_out(env, ["<tool_call>add</tool_call>"], count=1)
     assert trajectory.stop is StopReason.ANSWERED
     assert trajectory.turns[0].action == "invalid"
     assert "not JSON" in trajectory.turns[0].error
     assert trajectory.answer is None
     # Parallel calls come back by name.
-    (trajectory,) = roll_out(own, [tool_call("add", a=1) + tool_call("add", a=2), "2"], count=1)
+    (trajectory,) = roll_out(env, [tool_call("add", a=1) + tool_call("add", a=2), "2"], count=1)
     assert trajectory.turns[0].observation == "\nadd: 2\nadd: 4\n"
     assert trajectory.turns[0].action == "2 calls"
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("mode", "message"),
     [
         ("rewrites", "rewrites the conversation"),
         ("prefixes", "or a row's prompt when a rollout begins"),
@@ -191,14 +191,14 @@ def test_the_policy_is_asked_in_place_of_a_model(own: Any) -> None:
     ],
 )
 def test_rollouts_that_no_policy_can_be_trained_on_are_refused(
-    own: Any, mode: str, words: str
+    env: Any, mode: str, message: str
 ) -> None:
-    with raises_line(match=words):
-        roll_out(made(mode), [tool_call("add", a=1), "2"], count=1)
+    with raises_line(match=message):
+        roll_out(make_env(mode), [tool_call("add", a=1), "2"], count=1)
 
 
 @pytest.mark.parametrize(
-    ("mode", "count", "words"),
+    ("mode", "count", "message"),
     [
         ("", 4, "has 4 different questions; expected at least"),
         ("silent user", 20, "the prompt of task 0 has messages of: none; expected"),
@@ -206,10 +206,10 @@ def test_rollouts_that_no_policy_can_be_trained_on_are_refused(
     ],
 )
 def test_environments_that_cannot_be_trained_in_are_refused(
-    own: Any, mode: str, count: int, words: str
+    env: Any, mode: str, count: int, message: str
 ) -> None:
-    with raises_line(match=rf"environment\.environment.*{words}"):
-        made(mode, count)
+    with raises_line(match=rf"environment\.environment.*{message}"):
+        make_env(mode, count)
 
 
 def test_an_environment_of_another_interface_is_refused() -> None:
@@ -218,7 +218,7 @@ def test_an_environment_of_another_interface_is_refused() -> None:
         from_verifiers(object())
 
 
-def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None:
+def test_rows_can_be_used_again_after_a_rollout_was_broken_off(env: Any) -> None:
     class Stop(Exception):
         pass
 
@@ -228,12 +228,12 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None
         return tool_call("add", a=1)
 
     with pytest.raises(Stop):
-        roll_out(own, stops)
+        roll_out(env, stops)
 
-    assert [t.reward for t in roll_out(own, adds)] == [2.0, 2.0]
+    assert [t.reward for t in roll_out(env, adds)] == [2.0, 2.0]
 
 
-def own_config() -> Any:
+def make_config() -> Any:
     import verifiers.v1 as vf
 
     return vf.resolve_env_config({**ARGS, "taskset": {"id": "vf-v1-sums-test", "count": 20}})

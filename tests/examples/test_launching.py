@@ -17,16 +17,16 @@ SCRIPT = (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
 LINES = "".join(blocks(DOCS / "how-to" / "launching.md", "sh")).splitlines()
 
 
-def launched(words: Sequence[str]) -> list[str]:
+def parse_launcher(words: Sequence[str]) -> list[str]:
     """Parse a torchrun or accelerate line; return the arguments for cotune."""
     parser = get_args_parser() if words[0] == "torchrun" else launch_command_parser()
-    parsed = parser.parse_args(list(words[1 if words[0] == "torchrun" else 2 :]))
-    assert (parsed.module, parsed.training_script) == (True, "cotune")
-    return parsed.training_script_args
+    args = parser.parse_args(list(words[1 if words[0] == "torchrun" else 2 :]))
+    assert (args.module, args.training_script) == (True, "cotune")
+    return args.training_script_args
 
 
 @pytest.fixture
-def submitted(tmp_path: Path) -> Path:
+def job_folder(tmp_path: Path) -> Path:
     """Return a folder to submit from, with stand-ins that record their arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -48,25 +48,25 @@ def submit(folder: Path, script: str, *arguments: str) -> list[str]:
     return (folder / "started").read_text().splitlines()
 
 
-def test_it_trains_first_and_goes_on_afterwards(submitted: Path) -> None:
-    words = submit(submitted, SCRIPT, "my run.yaml", "runs/mine")
+def test_it_trains_first_and_goes_on_afterwards(job_folder: Path) -> None:
+    words = submit(job_folder, SCRIPT, "my run.yaml", "runs/mine")
     assert words[:4] == ["torchrun", "--standalone", "--nproc_per_node", "8"]
-    assert launched(words) == ["train", "my run.yaml"]
-    (submitted / "runs" / "mine").mkdir(parents=True)
-    (submitted / "runs" / "mine" / "run.yaml").touch()
-    assert launched(submit(submitted, SCRIPT, "my run.yaml", "runs/mine")) == [
+    assert parse_launcher(words) == ["train", "my run.yaml"]
+    (job_folder / "runs" / "mine").mkdir(parents=True)
+    (job_folder / "runs" / "mine" / "run.yaml").touch()
+    assert parse_launcher(submit(job_folder, SCRIPT, "my run.yaml", "runs/mine")) == [
         "resume",
         "runs/mine",
     ]
-    variables = (submitted / "environment").read_text()
+    variables = (job_folder / "environment").read_text()
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in variables
 
 
-def test_the_lines_for_several_machines_meet_at_the_first(submitted: Path) -> None:
+def test_the_lines_for_several_machines_meet_at_the_first(job_folder: Path) -> None:
     single = next(line for line in SCRIPT.splitlines() if line.startswith("srun torchrun"))
     several = re.sub(r"^# (HEAD=|srun |    -)", r"\1", SCRIPT.replace(single, ""), flags=re.M)
-    words = submit(submitted, several, "run.yaml", "out")
-    assert launched(words) == ["train", "run.yaml"]
+    words = submit(job_folder, several, "run.yaml", "out")
+    assert parse_launcher(words) == ["train", "run.yaml"]
     options = get_args_parser().parse_args(words[1:])
     assert (options.nnodes, options.nproc_per_node) == ("2", "8")
     assert (options.rdzv_backend, options.rdzv_endpoint) == ("c10d", "node07:29500")
@@ -75,4 +75,4 @@ def test_the_lines_for_several_machines_meet_at_the_first(submitted: Path) -> No
 
 @pytest.mark.parametrize("line", [line for line in LINES if " -m cotune " in line])
 def test_the_pages_launchers_take_their_options(line: str) -> None:
-    assert launched(shlex.split(line, comments=True))[0] in ("train", "resume")
+    assert parse_launcher(shlex.split(line, comments=True))[0] in ("train", "resume")

@@ -38,21 +38,21 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(CheckpointCallback, "on_step_begin", copying(unbroken, broken))
         own_trainer.main(["--steps", "4", "--output", str(unbroken)])
-    changed = {name for name in os.environ if os.environ[name] != before.get(name)}
-    assert not [name for name in changed if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
+    variables = {name for name in os.environ if os.environ[name] != before.get(name)}
+    assert not [name for name in variables if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
 
     run = cotune.open_run(unbroken / "cotune")
     assert run.read_events()[-1]["kind"] == "run_finished"
-    spent = run.totals().rollouts
-    assert spent["train"] == 4 * 8
-    assert 0 < spent["verify"] <= 5 * 4 * 7
+    rollouts = run.totals().rollouts
+    assert rollouts["train"] == 4 * 8
+    assert 0 < rollouts["verify"] <= 5 * 4 * 7
     best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
     assert best in [row["text"] for row in run.read_instructions()]
 
     with pytest.raises(ConfigError, match="holds an earlier run"):
         own_trainer.main(["--steps", "4", "--output", str(broken)])
     own_trainer.main(["--steps", "4", "--output", str(broken), "--resume"])
-    again = cotune.open_run(broken / "cotune")
-    assert again.attempt == 2
-    assert again.totals().rollouts == spent
-    assert course(again) == course(run)
+    resumed = cotune.open_run(broken / "cotune")
+    assert resumed.attempt == 2
+    assert resumed.totals().rollouts == rollouts
+    assert course(resumed) == course(run)

@@ -40,18 +40,18 @@ def test_the_diff_from_a_plain_trl_script_is_twenty_lines() -> None:
     for library in ("cotune", "trl"):
         assert not [i for i in ("import", "from") if f"{i} {library}" in text_of("task.py")]
 
-    whole = ["@@" if line.startswith("@@") else line for line in lines]
-    (shown,) = blocks(TUTORIAL, "diff")
-    assert whole[-len(shown.splitlines()) :] == shown.splitlines()
-    left_out = whole[: -len(shown.splitlines())]
-    assert not [line for line in left_out if "import" in line]
+    diff = ["@@" if line.startswith("@@") else line for line in lines]
+    (snippet,) = blocks(TUTORIAL, "diff")
+    assert diff[-len(snippet.splitlines()) :] == snippet.splitlines()
+    omitted = diff[: -len(snippet.splitlines())]
+    assert not [line for line in omitted if "import" in line]
 
 
 @pytest.mark.parametrize(("language", "file"), [("python", "task.py"), ("json", "questions.jsonl")])
 def test_the_tutorials_snippets_stand_in_the_example(language: str, file: str) -> None:
-    shown = blocks(TUTORIAL, language)
-    assert shown
-    for block in shown:
+    snippets = blocks(TUTORIAL, language)
+    assert snippets
+    for block in snippets:
         assert f"\n{block}" in f"\n{text_of(file)}", block
         if language == "json":
             assert set(json.loads(block)) == {"question", "answer"}
@@ -63,13 +63,13 @@ def test_the_tutorials_snippets_stand_in_the_example(language: str, file: str) -
 
 def test_what_the_tools_say_is_the_answer(example: dict[str, ModuleType]) -> None:
     task = example["task"]
-    seen = set[str]()
+    tool_names = set[str]()
     for row in task.rows(60, seed=5):
         tool = getattr(task, row["tool"])
-        said = tool(**{row["parameter"]: row["argument"]})
-        assert str(asyncio.run(said) if row["tool"] == "calendar" else said) == row["answer"]
-        seen.add(row["tool"])
-    assert seen == set(TOOLS)
+        result = tool(**{row["parameter"]: row["argument"]})
+        assert str(asyncio.run(result) if row["tool"] == "calendar" else result) == row["answer"]
+        tool_names.add(row["tool"])
+    assert tool_names == set(TOOLS)
     with pytest.raises(ValueError, match="two numbers"):
         task.calculator("__import__('os')")
 
@@ -95,11 +95,11 @@ def folder(cwd: Path) -> Path:
 
 def test_a_few_rollouts_of_the_run_file(folder: Path) -> None:
     out = io.StringIO()
-    tried = try_run(Path("run.yaml"), Console(file=out, width=100), count=8)
-    called = [t for t in tried if len(t.turns) > 1]
-    assert called
-    assert any(turn.observation for t in called for turn in t.turns)
-    assert any(t.reward for t in called)
+    trajectories = try_run(Path("run.yaml"), Console(file=out, width=100), count=8)
+    with_tools = [t for t in trajectories if len(t.turns) > 1]
+    assert with_tools
+    assert any(turn.observation for t in with_tools for turn in t.turns)
+    assert any(t.reward for t in with_tools)
     assert "8 rollouts: mean reward" in out.getvalue()
 
 
@@ -137,9 +137,9 @@ def test_the_script_trains(example: dict[str, ModuleType], tmp_path: Path) -> No
     assert row["reward/exact"] == pytest.approx(row["reward_mean"])
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
     rollouts = run.read_trajectories(1, "train")
-    called = [row for row in rollouts if row["turns"][0]["action"] in TOOLS]
-    assert any(row["reward"] == 1 for row in called)
-    for row in called:
+    with_tools = [row for row in rollouts if row["turns"][0]["action"] in TOOLS]
+    assert any(row["reward"] == 1 for row in with_tools)
+    for row in with_tools:
         pairs = list(zip(row["completion_ids"], row["mask"], strict=True))
-        assert "<tool_call>" in tokenizer.decode([token for token, own in pairs if own])
-        assert "<tool_response>" in tokenizer.decode([token for token, own in pairs if not own])
+        assert "<tool_call>" in tokenizer.decode([token for token, mask in pairs if mask])
+        assert "<tool_response>" in tokenizer.decode([token for token, mask in pairs if not mask])

@@ -19,23 +19,23 @@ from tests.helpers import raises_line
 FEW = LadderOptions(train=1, validation=1, test=1)
 
 
-def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -> None:
+def start(example: dict[str, ModuleType], folder: Path, changes: dict[str, Any]) -> None:
     """Do what `with_cotune.main` does up to the first step, with some arguments replaced."""
     task = example["task"]
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
-    tokenizer.chat_template = given.get("chat_template", tokenizer.chat_template)
+    tokenizer.chat_template = changes.get("chat_template", tokenizer.chat_template)
     fields = {"max_steps": 4, "per_device_train_batch_size": 8, "num_generations": 4}
     fields |= {"max_completion_length": 256, "report_to": "none", "use_cpu": True, "bf16": False}
     fields |= {"save_strategy": "no", "logging_steps": 1}
-    args = GRPOConfig(output_dir=str(folder / "run"), **fields | given.get("args", {}))
+    args = GRPOConfig(output_dir=str(folder / "run"), **fields | changes.get("args", {}))
     options = {
         "llm": str(FOLDER / "instructions.txt"),
         "instruction": task.INSTRUCTION,
-    } | given.get("options", {})
+    } | changes.get("options", {})
     arguments: dict[str, Any] = {
         "args": args, "processing_class": tokenizer, "train_dataset": task.questions(),
         "reward_funcs": task.exact, "tools": task.TOOLS,
-        "method": given.get("method", cotune.INSPO)(**options), **given.get("trainer", {}),
+        "method": changes.get("method", cotune.INSPO)(**options), **changes.get("trainer", {}),
     }  # fmt: skip
     cotune.JointTrainer(str(FOLDER / "policy"), **arguments).train()
 
@@ -66,8 +66,8 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("name", IN_PYTHON)
 def test_in_python(name: str, example: dict[str, ModuleType], tmp_path: Path) -> None:
-    given, expected = IN_PYTHON[name]
-    with raises_line(*expected):
-        start(example, tmp_path, given)
+    changes, parts = IN_PYTHON[name]
+    with raises_line(*parts):
+        start(example, tmp_path, changes)
     # A script's reward functions are first called on the first batch.
     assert any(tmp_path.iterdir()) == (name == "reward of the wrong length")

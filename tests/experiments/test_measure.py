@@ -28,7 +28,7 @@ from cotune.run.record import Record
 from cotune.types import Prompt, Task
 from tests.command_line import Command, Refused
 from tests.experiments.compare.folders import Start, finish, trajectory
-from tests.experiments.evaluate.folders import LADDER, finished
+from tests.experiments.evaluate.folders import LADDER, write_run
 from tests.experiments.report.pages import check
 
 PLAIN = "Solve the problem in \\boxed{}."
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     folder = tmp_path_factory.mktemp("measure") / "run"
     strategy = {"kind": "inspo", "evolve_until": 1, "verification_tasks": 2}
     changes = LADDER | {"strategy": strategy, "instruction": PLAIN, "name": "INSPO, seed 0"}
-    config = finished(folder, changes, BOXED)
+    config = write_run(folder, changes, BOXED)
     model = AutoModelForCausalLM.from_pretrained(folder / "best")
     torch.manual_seed(0)
     with torch.no_grad():
@@ -85,11 +85,11 @@ def test_drift_and_other_words(run: RunConfig, tmp_path: Path, run_command: Comm
         low, high = token["best"]["interval"]
         assert 0 <= low < token["best"]["mean"] < high
     for policy in ("initial", "best"):
-        own = [figures[policy, f"Score, {of} instr."]["mean"] for of in ("initial", "best")]
+        scores = [figures[policy, f"Score, {of} instr."]["mean"] for of in ("initial", "best")]
         lowest, mean, highest = (
             figures[policy, f"{name}, under 3 others"]["mean"] for name in ("Lowest", "Mean", "Highest")
         )  # fmt: skip
-        assert lowest <= min(own) <= max(own) <= highest
+        assert lowest <= min(scores) <= max(scores) <= highest
         assert lowest <= mean <= highest
         assert (policy, "Score, without any") in figures
     page = check(tmp_path / "out/report.html")
@@ -97,23 +97,23 @@ def test_drift_and_other_words(run: RunConfig, tmp_path: Path, run_command: Comm
     assert "Say <b>nothing</b>." in page.words
 
 
-def trained(config: RunConfig, words: tuple[str, ...]) -> int:
+def finish_training(config: RunConfig, words: tuple[str, ...]) -> int:
     """In place of a training: a best policy, and a curve of two validations."""
-    kept = "Kept." if config.strategy.kind == "inspo" else config.instruction.text
-    finish(config, (1.0, 0.0), {"train": 8}, instruction=kept or "", strata=("", ""))
+    instruction = "Kept." if config.strategy.kind == "inspo" else config.instruction.text
+    finish(config, (1.0, 0.0), {"train": 8}, instruction=instruction or "", strata=("", ""))
     record = Record.open(config.output)
     tasks = [Task(f"v{i}", "?", ("a",), "") for i in range(2)]
     for step, rewards in ((2, (0.0, 0.0)), (3, (1.0, 0.5))):
         rows = [trajectory(t, r, Prompt("")) for t, r in zip(tasks, rewards, strict=True)]
         record.rollouts(step, "evaluate_during", rows)
     shutil.copytree(policy_path(config.policy.path), record.best_path, dirs_exist_ok=True)
-    best = {"schema_version": 1, "instruction": kept}
+    best = {"schema_version": 1, "instruction": instruction}
     (record.best_path / "best.json").write_text(json.dumps(best))
     return 0
 
 
 def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: Command) -> None:
-    processes = start(trained)
+    processes = start(finish_training)
     first = {"environment": {"seed": 1}, "training": {"steps": 2}, "instruction": None}
     second = {"environment": {"seed": 2}, "training": {"steps": 5}, "strategy": {"kind": "static"}}
     words: list[object] = [run.output, "--limit", "2"]
@@ -149,10 +149,10 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, start: Start, run_command: C
 
     assert states() == ["done", "done", "done"]
     record = run.output / "best/best.json"
-    before = record.read_text()
-    record.write_text(json.dumps(json.loads(before) | {"step": 9}))
+    original = record.read_text()
+    record.write_text(json.dumps(json.loads(original) | {"step": 9}))
     assert states() == ["done", "done", "waiting"]
-    record.write_text(before)
+    record.write_text(original)
 
 
 def test_adapters_are_merged_before_the_next_task(
@@ -164,7 +164,7 @@ def test_adapters_are_merged_before_the_next_task(
 ) -> None:
     adapter_run = tmp_path / "own"
     lora = {"policy": {"path": "bundled:ladder", "lora": {"rank": 2}}}
-    config = finished(adapter_run, LADDER | lora, BOXED)
+    config = write_run(adapter_run, LADDER | lora, BOXED)
     shutil.rmtree(adapter_run / "best")
     no_weights = shutil.ignore_patterns("model.safetensors")
     shutil.copytree(run.output / "best", adapter_run / "best", ignore=no_weights)
@@ -177,7 +177,7 @@ def test_adapters_are_merged_before_the_next_task(
             for part in load(adapter_run / "best", merge=True):
                 part.save_pretrained(words[-1])
             return 0
-        trained(config, words)
+        finish_training(config, words)
         shutil.rmtree(config.output / "best")
         shutil.copytree(adapter_run / "best", config.output / "best")
         return 0
@@ -185,9 +185,9 @@ def test_adapters_are_merged_before_the_next_task(
     processes = start(outcome)
     loaded: list[tuple[Path, Path | None]] = []
 
-    def load_policy(config: RunConfig, *others: Any, best: Path | None = None) -> Any:
+    def load_policy(config: RunConfig, *args: Any, best: Path | None = None) -> Any:
         loaded.append((Path(config.policy.path), best))
-        return run_policy(config, *others, best=best)
+        return run_policy(config, *args, best=best)
 
     monkeypatch.setattr(measure, "run_policy", load_policy)
     task = tmp_path / "next.yaml"
@@ -212,27 +212,27 @@ def test_what_runs_share_is_trained_and_scored_once(
     run_command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    processes = start(trained)
+    processes = start(finish_training)
     run_chains = Mock(wraps=measure.run_chains)
     score = Mock(wraps=measure.score)
     monkeypatch.setattr(measure, "run_chains", run_chains)
     monkeypatch.setattr(measure, "score", score)
     bank = tmp_path / "bank.txt"
     bank.write_text("Answer.")
-    other = shutil.copytree(run.output, tmp_path / "other")
-    text = (other / "run.yaml").read_text()
+    other_run = shutil.copytree(run.output, tmp_path / "other")
+    text = (other_run / "run.yaml").read_text()
     # With one name, but other options: no seed of one method.
-    (other / "run.yaml").write_text(text.replace("evolve_until: 1", "evolve_until: 2"))
+    (other_run / "run.yaml").write_text(text.replace("evolve_until: 1", "evolve_until: 2"))
     task = tmp_path / "next.yaml"
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
-    words = (run.output, other, "--limit", 1, "--then", task, "--output", tmp_path / "out")
+    words = (run.output, other_run, "--limit", 1, "--then", task, "--output", tmp_path / "out")
     assert run_command("measure", *words, "--at-once", 2, "--reworded", bank).status == 0
     assert [call.args[1] for call in run_chains.call_args_list] == [2]
     assert [set(call.args[1]) for call in score.call_args_list].count({"Answer.", ""}) == 3
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
     rows = json.loads((tmp_path / "out/measure.json").read_text())["figures"]
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}
-    names = map(os.path.relpath, (run.output, other))
+    names = map(os.path.relpath, (run.output, other_run))
     assert ends == {(name, start) for name in names for start in ("initial", "best")}
 
 
@@ -272,7 +272,7 @@ def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("nope", "nope is not a run folder"),
         ("RUN RUN", "two folders are inspo, seed 0; expected each once"),
@@ -288,10 +288,10 @@ def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    words: str, says: str, run: RunConfig, cwd: Path, refused: Refused
+    words: str, message: str, run: RunConfig, cwd: Path, refused: Refused
 ) -> None:
     (cwd / "x").mkdir()
     for name, text in FILES.items():
         (cwd / name).write_text(text)
-    assert says in refused("measure", *words.replace("RUN", str(run.output)).split())
+    assert message in refused("measure", *words.replace("RUN", str(run.output)).split())
     assert {path.name for path in cwd.iterdir()} == {name.split("/")[0] for name in FILES}

@@ -8,11 +8,11 @@ from cotune.run.scores import wilson
 
 
 def samples(
-    rewards: list[list[float]], strata: list[str] | None = None, own: bool = False
+    rewards: list[list[float]], strata: list[str] | None = None, disjoint: bool = False
 ) -> pd.DataFrame:
-    """Seeds' rewards; with `own` each seed has questions of its own."""
+    """Seeds' rewards; with `disjoint` each seed has questions of its own."""
     rows = [
-        (seed, f"{seed if own else ''}q{i}", strata[i] if strata else "", reward)
+        (seed, f"{seed if disjoint else ''}q{i}", strata[i] if strata else "", reward)
         for seed, of_seed in enumerate(rewards)
         for i, reward in enumerate(of_seed)
     ]
@@ -28,7 +28,7 @@ def test_one_seed_has_the_interval_of_every_other_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "own", "n"),
+    ("rewards", "disjoint", "n"),
     [
         ([[0.0] * 3], False, 3),
         ([[0.0] * 3] * 2, False, 3),
@@ -36,9 +36,9 @@ def test_one_seed_has_the_interval_of_every_other_table() -> None:
         ([[1.0] * 4] * 3, False, 4),
     ],
 )
-def test_equal_rewards_are_no_certainty(rewards: list[list[float]], own: bool, n: int) -> None:
+def test_equal_rewards_are_no_certainty(rewards: list[list[float]], disjoint: bool, n: int) -> None:
     """Seeds that agree on the same questions say no more of others than one seed does."""
-    assert interval(samples(rewards, own=own)) == wilson(rewards[0][0], n)
+    assert interval(samples(rewards, disjoint=disjoint)) == wilson(rewards[0][0], n)
     assert interval(samples([[2.5] * 9] * 2)) is None
 
 
@@ -61,8 +61,8 @@ def test_questions_that_seeds_share_are_resampled_together() -> None:
     # Every seed is right on the same half. Shared, the seeds tell nothing new; of one's own, they do.
     rewards = [[1.0] * 20 + [0.0] * 20] * 8
     shared = interval(samples(rewards)) or (0, 0)
-    own = interval(samples(rewards, own=True)) or (0, 1)
-    assert shared[1] - shared[0] > 1.5 * (own[1] - own[0])
+    disjoint = interval(samples(rewards, disjoint=True)) or (0, 1)
+    assert shared[1] - shared[0] > 1.5 * (disjoint[1] - disjoint[0])
 
 
 def test_a_gain_is_paired() -> None:
@@ -71,6 +71,6 @@ def test_a_gain_is_paired() -> None:
     better = baseline.assign(reward=baseline.reward + 0.25)
     assert gain(better, baseline) == (0.25, None)
     assert gain(samples([[1.0, 0.0] * 10] * 3), baseline) is None
-    assert gain(samples(rewards, own=True), baseline) is None
-    one = samples([[1.0, 0.0] * 10])
-    assert gain(one, one) == (0.0, (-wilson(0, 20)[1], wilson(0, 20)[1]))
+    assert gain(samples(rewards, disjoint=True), baseline) is None
+    one_seed = samples([[1.0, 0.0] * 10])
+    assert gain(one_seed, one_seed) == (0.0, (-wilson(0, 20)[1], wilson(0, 20)[1]))

@@ -32,7 +32,7 @@ def finished_run(
     write_atomic(best / "instruction.txt", instruction + "\n")
     if hint:
         write_atomic(best / "hint.txt", hint + "\n")
-    kept = BestRecord(
+    record = BestRecord(
         em=0.625,
         step=2,
         instruction_id="i3",
@@ -41,21 +41,21 @@ def finished_run(
         validated=bool(config.evaluation.every),
         trained=3,
     )
-    kept.write(best)
-    finish(run, config, kept)
+    record.write(best)
+    finish(run, config, record)
     return run, config
 
 
-def finish(run: Record, config: RunConfig, kept: BestRecord) -> None:
+def finish(run: Record, config: RunConfig, best: BestRecord) -> None:
     """Writes what a run writes last: its costs, its events and its summary."""
 
     def score(em: float) -> Score:
         measure = "mean reward" if config.rewards else "exact match"
         return Score(em, 40, {"1 hop": (em, 20), "2 hops": (em / 2, 20)}, measure, wilson(em, 40))
 
-    hinted = score(0.75) if kept.hint else None
+    hinted = score(0.75) if best.hint else None
     outcome = Outcome(
-        kept=kept, steps=3, before=score(0.25), after=score(0.5), plain=score(0.375), hinted=hinted
+        kept=best, steps=3, before=score(0.25), after=score(0.5), plain=score(0.375), hinted=hinted
     )
     run.begin_attempt(None)
     for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):

@@ -37,11 +37,11 @@ def look_up(word: str) -> str:
 
 def own_questions(folder: Path) -> dict[str, Any]:
     """A data set with a system prompt, or a conversation, before some of its questions."""
-    said = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1."}]
-    before = ([], [{"role": "system", "content": "Be brief."}], said)
+    chat = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1."}]
+    contexts = ([], [{"role": "system", "content": "Be brief."}], chat)
     rows = [
         {
-            "question": [*before[i % 3], {"role": "user", "content": f"What is {i} + {i}?"}],
+            "question": [*contexts[i % 3], {"role": "user", "content": f"What is {i} + {i}?"}],
             "answers": [str(2 * i)],
         }
         for i in range(30)
@@ -75,25 +75,25 @@ def tokenizer_of(path: str, template: str = "") -> Any:
 
 
 def check_renders_as_evaluated(
-    run: RunDir, config: RunConfig, environment: Environment, own: Any
+    run: RunDir, config: RunConfig, environment: Environment, tokenizer: Any
 ) -> None:
     """Of every test question: best/'s own tokenizer against what the run's codec rendered."""
     served: Any = AutoTokenizer.from_pretrained(run.best_path)
-    evaluated = HFCodec(own, config.policy.template_args)
+    evaluated = HFCodec(tokenizer, config.policy.template_args)
     best = Prompt(read_json(run.best_path / "best.json")["instruction"])
     tools = [dict(tool) for tool in environment.tools]
     tasks = environment.tasks("test")
     assert len(tasks) >= 6
     for task in tasks:
         for prompt, arguments in ((best, {}), (Prompt(""), {"instruction": ""})):
-            given = served.apply_chat_template(
+            tokens = served.apply_chat_template(
                 environment.question_messages(task),
                 tools=tools or None,
                 add_generation_prompt=True,
                 return_dict=False,
                 **arguments,
             )
-            assert given == evaluated.render(environment.messages(task, prompt), environment.tools)
+            assert tokens == evaluated.render(environment.messages(task, prompt), environment.tools)
 
 
 NO_THOUGHTS = {"policy": {"path": "bundled:geo", "template_args": {"enable_thinking": False}}}
@@ -114,24 +114,24 @@ NO_THOUGHTS = {"policy": {"path": "bundled:geo", "template_args": {"enable_think
 def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
     kind: str, template: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    own = tokenizer_of("bundled:ladder" if kind == "ladder" else "bundled:geo", template)
-    run, config = finished_run(world(kind, tmp_path, **changes), own, instruction=HOSTILE)
+    tokenizer = tokenizer_of("bundled:ladder" if kind == "ladder" else "bundled:geo", template)
+    run, config = finished_run(world(kind, tmp_path, **changes), tokenizer, instruction=HOSTILE)
     environment = environment_of(config)
     complete_best(config, run, environment)
     serving = complete_serving(run)
     assert serving is not None
     assert (serving.instruction_in_template, serving.reason) == (True, "")
     assert serving.tools == (("look_up",) if kind == "tools" else ())
-    check_renders_as_evaluated(run, config, environment, own)
+    check_renders_as_evaluated(run, config, environment, tokenizer)
 
 
 def test_of_several_templates_none_carries_it(tmp_path: Path) -> None:
-    own = tokenizer_of("bundled:geo")
-    own.chat_template = {"default": own.chat_template, "tool_use": models_template("qwen2_5")}
-    run, config = finished_run(world("tools", tmp_path), own)
+    base = tokenizer_of("bundled:geo")
+    base.chat_template = {"default": base.chat_template, "tool_use": models_template("qwen2_5")}
+    run, config = finished_run(world("tools", tmp_path), base)
     assert complete_best(config, run).reason == "the tokenizer has no chat template, or several"
     served: Any = AutoTokenizer.from_pretrained(run.best_path)
-    assert served.chat_template == own.chat_template
+    assert served.chat_template == base.chat_template
 
 
 class Rephrased(TaskEnvironment):
@@ -168,25 +168,25 @@ def test_an_environment_that_lays_out_its_own_messages_keeps_the_models_template
 def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     run, config = finished_run(world("geo", tmp_path), tokenizer, tiny_model(tokenizer))
-    first_kept = files(run.best_path)
+    first_files = files(run.best_path)
     complete_best(config, run)
-    whole = files(run.best_path)
-    assert whole.keys() - first_kept.keys() == {"README.md", "serving.json"}
+    all_files = files(run.best_path)
+    assert all_files.keys() - first_files.keys() == {"README.md", "serving.json"}
     complete_best(config, run)
-    assert files(run.best_path) == whole
+    assert files(run.best_path) == all_files
     order = ("serving.json", "README.md", "generation_config.json", "chat_template.jinja")
-    for written in range(len(order)):
-        for name in order[: written + 1]:
+    for count in range(len(order)):
+        for name in order[: count + 1]:
             path = run.best_path / name
-            if name in first_kept:
-                path.write_bytes(first_kept[name])
+            if name in first_files:
+                path.write_bytes(first_files[name])
             else:
                 path.unlink()
-        if written % 2:
-            export(run.path, output=tmp_path / f"export-{written}")
+        if count % 2:
+            export(run.path, output=tmp_path / f"export-{count}")
         else:
             assert train.resume(run.path, Console(quiet=True)) == run.path
-        assert files(run.best_path) == whole
+        assert files(run.best_path) == all_files
     assert (run.path / "report.html").is_file()
     with pytest.raises(ConfigError, match="this run is finished"):
         train.resume(run.path, Console(quiet=True))
@@ -216,11 +216,11 @@ def test_the_generation_config_is_that_of_the_evaluation(tmp_path: Path) -> None
     )
     run, config = finished_run(world("geo", tmp_path), tokenizer, model)
     complete_best(config, run)
-    known = GenerationConfig.from_pretrained(run.best_path)
-    assert known.do_sample is False
-    assert not {"temperature", "top_k", "top_p"} & known.to_diff_dict().keys()
-    assert known.max_new_tokens == config.limits.turn_tokens == 24
-    assert known.eos_token_id == [tokenizer.eos_token_id, 5, 6]
+    generation = GenerationConfig.from_pretrained(run.best_path)
+    assert generation.do_sample is False
+    assert not {"temperature", "top_k", "top_p"} & generation.to_diff_dict().keys()
+    assert generation.max_new_tokens == config.limits.turn_tokens == 24
+    assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 6]
     loaded, _ = load(run.best_path)
     ids = tokenizer("abc", return_tensors="pt").input_ids
     assert loaded.generate(ids).shape[1] <= ids.shape[1] + 24

@@ -22,7 +22,7 @@ from tests.run_files import script_fields
 PROMPT = "abc de. fade"
 
 
-def whole(folder: Path, **changes: Any) -> tuple[Record, RunConfig]:
+def full_run(folder: Path, **changes: Any) -> tuple[Record, RunConfig]:
     """A finished run that trained all weights."""
     tokenizer = tiny_tokenizer()
     return finished_run(world("geo", folder, **changes), tokenizer, tiny_model(tokenizer))
@@ -59,38 +59,38 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_the_export_is_all_that_best_holds(tmp_path: Path) -> None:
-    run, _ = whole(tmp_path)
+    run, _ = full_run(tmp_path)
     (run.best_path / ".README.md.1.tmp").write_text("left over by a kill")
-    written = export(run.path)
-    assert written == run.path / "export"
-    copied = files(written)
-    kept = files(run.best_path)
-    del kept[".README.md.1.tmp"]
-    assert copied == kept
+    folder = export(run.path)
+    assert folder == run.path / "export"
+    copied = files(folder)
+    expected = files(run.best_path)
+    del expected[".README.md.1.tmp"]
+    assert copied == expected
     # Whole weights need no merging.
-    assert files(export(run.path, True, run.path / "merged")) == kept
+    assert files(export(run.path, True, run.path / "merged")) == expected
     assert {
         "README.md", "chat_template.jinja", "config.json", "generation_config.json", "instruction.txt",
         "model.safetensors", "serving.json", "tokenizer.json", "tokenizer_config.json",
     } <= copied.keys()  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(written)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(logits(model), logits(load(run.best_path)[0]))
-    served: Any = AutoTokenizer.from_pretrained(written)
+    served: Any = AutoTokenizer.from_pretrained(folder)
     assert "Search <search>" in served.apply_chat_template(
         [{"role": "user", "content": "ab?"}], tokenize=False
     )
 
 
 def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path: Path) -> None:
-    run, _ = whole(tmp_path)
+    run, _ = full_run(tmp_path)
     target = tmp_path / "here"
     target.mkdir()
     export(run.path, output=target)
-    kept = files(run.best_path)
-    assert files(target) == kept
+    expected = files(run.best_path)
+    assert files(target) == expected
     with raises_line("exists and is not an empty folder"):
         export(run.path, output=target)
-    assert files(target) == kept
+    assert files(target) == expected
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(ConfigError, match="is a file; choose another"):
@@ -98,7 +98,7 @@ def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
-    run, _ = whole(tmp_path)
+    run, _ = full_run(tmp_path)
     (run.path / "summary.json").unlink()
     with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
         export(run.path)
@@ -126,8 +126,8 @@ def test_an_adapter_is_exported_as_it_is_and_merged(tmp_path: Path) -> None:
     together = export(run.path, True, tmp_path / "merged")
     assert not list(together.glob("adapter_*"))
     expected = logits(policy)
-    found = AutoModelForCausalLM.from_pretrained(together).eval()
-    torch.testing.assert_close(logits(found), expected, rtol=1e-4, atol=1e-4)
+    model = AutoModelForCausalLM.from_pretrained(together).eval()
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     base = load(config.policy.path)[0]
     assert (logits(base) - expected).abs().max() > 0.1
     card = (together / "README.md").read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def test_a_base_that_is_gone_leaves_no_merged_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json"])
 def test_links_in_best_are_refused(tmp_path: Path, name: str) -> None:
-    run, _ = whole(tmp_path)
+    run, _ = full_run(tmp_path)
     (tmp_path / "secret").write_text("mine")
     (run.best_path / name).unlink(missing_ok=True)
     (run.best_path / name).symlink_to(tmp_path / "secret")

@@ -21,14 +21,14 @@ HOSTILE = (
 
 
 def complete(folder: Path, kind: str = "geo", hint: str = "", **changes: Any) -> tuple[RunDir, str]:
-    instruction = changes.pop("told", HOSTILE)
+    instruction = changes.pop("text", HOSTILE)
     raw = world(kind, folder, **changes)
     run, config = finished_run(raw, tokenizer_of("bundled:geo"), instruction=instruction, hint=hint)
     complete_best(config, run)
     return run, (run.best_path / "README.md").read_text(encoding="utf-8")
 
 
-def read(card: str) -> tuple[dict[str, Any], list[Token]]:
+def parse_card(card: str) -> tuple[dict[str, Any], list[Token]]:
     """The front matter, and the tokens that a Markdown reader finds in the rest."""
     _, front, body = card.split("---\n", 2)
     return yaml.safe_load(front), MarkdownIt("commonmark").parse(body)
@@ -36,13 +36,13 @@ def read(card: str) -> tuple[dict[str, Any], list[Token]]:
 
 def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) -> None:
     _, card = complete(tmp_path, hint=HOSTILE + "hint")
-    front, tokens = read(card)
+    front, tokens = parse_card(card)
     assert front["pipeline_tag"] == "text-generation"
     fences = [token for token in tokens if token.type == "fence"]
-    shown = [token.content for token in fences if "<script>" in token.content]
-    assert [text.endswith("hint\n") for text in shown] == [False, True]
+    blocks = [token.content for token in fences if "<script>" in token.content]
+    assert [text.endswith("hint\n") for text in blocks] == [False, True]
     assert (
-        shown[0]
+        blocks[0]
         == HOSTILE.replace("\r\n", "\n").translate({0: None, 0x1B: None, 0x202E: None}) + "\n"
     )
     inlines = [child for token in tokens for child in token.children or ()]
@@ -52,7 +52,7 @@ def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) ->
     links = {token.attrs["href"] for token in inlines if token.type == "link_open"}
     assert not links
     headings = [
-        after.content for token, after in pairwise(tokens) if token.tag == "h2"
+        heading.content for token, heading in pairwise(tokens) if token.tag == "h2"
         and token.nesting == 1
     ]  # fmt: skip
     assert headings == ["Results", "Instruction", "Serving", "Method"]
@@ -70,7 +70,7 @@ def test_it_holds_the_results_and_the_settings_that_are_not_private(tmp_path: Pa
     training = {"steps": 9, "engine_args": {"logging_dir": str(tmp_path)}}
     changes = {"name": name, "llm": llm, "strategy": strategy, "training": training}
     _, card = complete(tmp_path, hint="Count twice.", **changes)
-    front, tokens = read(card)
+    front, tokens = parse_card(card)
     assert (
         """
 - trained, best instruction: 0.500
@@ -101,7 +101,7 @@ Exact match of one greedy rollout for each of 40 test questions. 95 % interval o
 
 
 def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
-    _, card = complete(tmp_path, kind="tools", told="Use them.")
+    _, card = complete(tmp_path, kind="tools", text="Use them.")
     assert "tools <code>look&#95;up</code>" in card
     assert "A turn ended at" not in card
     _, card = complete(tmp_path / "geo")
@@ -109,6 +109,6 @@ def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
 
 
 def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
-    _, card = complete(tmp_path, kind="single_turn", told="")
+    _, card = complete(tmp_path, kind="single_turn", text="")
     assert "Mean reward of one greedy rollout for each of 40 test questions." in card
     assert "None: it was trained and evaluated on the questions only." in card

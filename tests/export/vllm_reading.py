@@ -9,14 +9,14 @@ from jinja2 import nodes
 from transformers.utils import chat_template_utils
 
 
-def parsed(template: str) -> nodes.Template:
+def parse_template(template: str) -> nodes.Template:
     compiled = chat_template_utils._compile_jinja_template(template)
     return compiled.environment.parse(template)
 
 
 def accepted_arguments(template: str) -> set[str]:
     """Names in a request's `chat_template_kwargs` that are not dropped."""
-    return jinja2.meta.find_undeclared_variables(parsed(template))
+    return jinja2.meta.find_undeclared_variables(parse_template(template))
 
 
 def content_format(template: str) -> str:
@@ -24,7 +24,7 @@ def content_format(template: str) -> str:
 
     vLLM looks for the content of messages alone.
     """
-    for loop in parsed(template).find_all(nodes.For):
+    for loop in parse_template(template).find_all(nodes.For):
         parts = [*loop.iter.find_all((nodes.Getattr, nodes.Getitem)), loop.iter]
         if any(_is_content(part) for part in parts):
             return "openai"

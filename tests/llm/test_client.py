@@ -129,7 +129,7 @@ EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
 
 
 @pytest.mark.parametrize(
-    ("changes", "sent"),
+    ("changes", "fields"),
     [
         ({"temperature": 0.7}, {"temperature": 0.7, "max_tokens": 32}),
         (
@@ -140,14 +140,14 @@ EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
     ],
 )
 def test_a_reply_is_returned_and_entered(
-    server: Server, changes: dict[str, Any], sent: dict[str, Any]
+    server: Server, changes: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     server.replies = [chat()]
     b = bench(server, **changes)
     assert b.client.complete(PROMPT) == Completion("a proposal", 60, 25)
     (request,) = server.requests
     messages = [{"role": "user", "content": PROMPT}]
-    assert json.loads(request.body) == {"model": "m", "messages": messages, **sent}
+    assert json.loads(request.body) == {"model": "m", "messages": messages, **fields}
     (row,) = b.record.read_costs()
     assert (row.kind, row.model, row.error, row.estimated) == ("llm", "m", "", False)
     assert (row.prompt_tokens, row.completion_tokens) == (60, 25)
@@ -191,14 +191,14 @@ def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "fields"),
     [(400, "llm.max_tokens"), (401, "llm.api_key_env"), (404, "llm.base_url and llm.model")],
 )
-def test_refusals_are_final_and_name_the_field(server: Server, status: int, said: str) -> None:
+def test_refusals_are_final_and_name_the_field(server: Server, status: int, fields: str) -> None:
     refusal = b'{"error": {"message": "no such thing"}}'
     server.replies = [Canned(refusal, status), chat()]
     b = bench(server)
-    with raises_line(said, match=rf"HTTP status {status}.*no such thing", error=LLMError):
+    with raises_line(fields, match=rf"HTTP status {status}.*no such thing", error=LLMError):
         b.client.complete(PROMPT)
     assert len(server.requests) == 1
     assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
@@ -393,7 +393,7 @@ def test_options_that_cannot_work_are_refused(changes: dict[str, Any], match: st
     assert "secret" not in str(caught.value)
 
 
-def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
+def llm_replying(reply: Any) -> tuple[MeteredLLM, Record]:
     """An LLM object of the user's that returns or raises this."""
 
     class Own:
@@ -408,8 +408,8 @@ def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
 
 
 def test_an_llm_object_may_return_a_text_or_a_completion() -> None:
-    assert asked_with("so")[0].complete("?") == Completion("so")
-    llm, record = asked_with(Completion("x", 7, 3))
+    assert llm_replying("so")[0].complete("?") == Completion("so")
+    llm, record = llm_replying(Completion("x", 7, 3))
     assert llm.complete("?") == Completion("x", 7, 3)
     (row,) = record.read_costs()
     assert (row.model, row.error, row.money, row.prompt_tokens) == ("Own", "", 0.0, 7)
@@ -419,7 +419,7 @@ SECRET = "sk-" + "a1B2" * 8
 
 
 @pytest.mark.parametrize(
-    ("reply", "passed_on", "said"),
+    ("reply", "passed_on", "message"),
     [
         (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
         (SystemExit("quota"), LLMError, "SystemExit: quota"),
@@ -429,14 +429,14 @@ SECRET = "sk-" + "a1B2" * 8
     ],
 )
 def test_what_an_llm_object_raises_is_settled(
-    reply: Any, passed_on: type[Exception], said: str
+    reply: Any, passed_on: type[Exception], message: str
 ) -> None:
-    llm, record = asked_with(reply)
+    llm, record = llm_replying(reply)
     with pytest.raises(passed_on) as caught:
         llm.complete("?")
     (row,) = record.read_costs()
-    assert str(caught.value).startswith(said)
-    assert row.error.startswith(said)
+    assert str(caught.value).startswith(message)
+    assert row.error.startswith(message)
 
 
 def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
@@ -447,9 +447,9 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
             return {"proposed": 3}
 
     record = Record()
-    mine = MeteredLLM(Mine([]), record, "Mine")
-    assert (mine.identity, mine.origin) == ("model-b", "mine")
-    assert llm_state(mine) == {"proposed": 3}
+    llm = MeteredLLM(Mine([]), record, "Mine")
+    assert (llm.identity, llm.origin) == ("model-b", "mine")
+    assert llm_state(llm) == {"proposed": 3}
     assert llm_state(MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM")) is None
     assert MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM").identity == "ScriptedLLM"
     assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"

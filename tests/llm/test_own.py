@@ -32,14 +32,14 @@ def code(cwd: Path) -> None:
     (cwd / "mine.py").write_text(CODE, encoding="utf-8")
 
 
-def named(name: str) -> OwnLLMOptions:
+def options(name: str) -> OwnLLMOptions:
     return OwnLLMOptions(object=f"mine.py:{name}")
 
 
 def test_a_class_is_made_and_an_object_is_used() -> None:
-    assert own_llm(named("Mine")).complete("a") == "A"
-    assert own_llm(named("Mine")) is not own_llm(named("Mine"))
-    assert own_llm(named("one")) is own_llm(named("one"))
+    assert own_llm(options("Mine")).complete("a") == "A"
+    assert own_llm(options("Mine")) is not own_llm(options("Mine"))
+    assert own_llm(options("one")) is own_llm(options("one"))
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_a_class_is_made_and_an_object_is_used() -> None:
 )
 def test_what_is_no_llm_is_refused(name: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match) as caught:
-        own_llm(named(name))
+        own_llm(options(name))
     assert str(caught.value).startswith("llm.object: ")
 
 
-@pytest.mark.parametrize("given", ["sk-secret", "a b:c"])
-def test_what_may_be_a_key_is_not_shown(given: str) -> None:
+@pytest.mark.parametrize("key", ["sk-secret", "a b:c"])
+def test_what_may_be_a_key_is_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match=r"package\.module:name") as caught:
-        OwnLLMOptions(object=given)
-    assert given not in str(caught.value)
+        OwnLLMOptions(object=key)
+    assert key not in str(caught.value)
 
 
 EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
@@ -111,22 +111,22 @@ def test_a_bank_that_cannot_propose_is_refused(
 
 def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
     (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
-    found = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
-    assert read_tagged(found.complete(REWRITES).text)[1] == ["a", "b"]
-    assert read_fenced(found.complete(HINTS).text) == ("", ["c"])
-    assert read_fenced(found.complete(INSTRUCTION).text) == ("", ["d"])
+    llm = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
+    assert read_tagged(llm.complete(REWRITES).text)[1] == ["a", "b"]
+    assert read_fenced(llm.complete(HINTS).text) == ("", ["c"])
+    assert read_fenced(llm.complete(INSTRUCTION).text) == ("", ["d"])
     more = paraphrase_prompt("Add.", 4)
-    assert read_tagged(found.complete(more).text)[1] == ["e", "f", "g"]  # all that are left
+    assert read_tagged(llm.complete(more).text)[1] == ["e", "f", "g"]  # all that are left
     with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
-        found.complete(HINTS)
+        llm.complete(HINTS)
 
 
 def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) -> None:
-    first = bank(tmp_path, "a\n\nb\n\nc")
-    first.complete(REWRITES)
-    again = bank(tmp_path, "new\n\na\n\nb\n\nc")  # an entry is added before the resume
-    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert read_tagged(again.complete(REWRITES).text)[1] == ["new", "c"]
+    llm = bank(tmp_path, "a\n\nb\n\nc")
+    llm.complete(REWRITES)
+    resumed = bank(tmp_path, "new\n\na\n\nb\n\nc")  # an entry is added before the resume
+    resumed.load_state_dict(json.loads(json.dumps(llm.state_dict())))
+    assert read_tagged(resumed.complete(REWRITES).text)[1] == ["new", "c"]
 
 
 def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -
         return CachedLLM(bank(tmp_path, "a\n\nb\n\nc"), Record.open(tmp_path / "run"), 1)
 
     cut_off = phase()
-    said = [cut_off.complete(HINTS).text for _ in range(2)]
+    replies = [cut_off.complete(HINTS).text for _ in range(2)]
     resumed = phase()
     assert resumed.origin == "bank"
-    assert [resumed.complete(HINTS).text for _ in range(2)] == said
+    assert [resumed.complete(HINTS).text for _ in range(2)] == replies
     assert resumed.complete(HINTS).text == "```\nc\n```"
     assert Record.open(tmp_path / "run").totals().llm_calls == 0  # no model was asked

@@ -74,7 +74,7 @@ TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0
 
 
 @pytest.mark.parametrize(
-    ("settings", "first", "advantages"),
+    ("settings", "expected", "advantages"),
     [
         (SIGNED, [1, 0, 1, 0], DOWN),
         (Distillation(ratio="original", low=0.05), [1, 0, 1, 0], DOWN),
@@ -86,16 +86,16 @@ TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0
     ],
 )
 def test_weights_of_a_batch_by_hand(
-    settings: Distillation, first: list[float], advantages: list[float]
+    settings: Distillation, expected: list[float], advantages: list[float]
 ) -> None:
     ratios: list[tuple[Floats, Floats]] = []
     weights = batch_weights([distilled(), plain()], TRAINED, advantages, settings, ratios)
-    assert weights == pytest.approx(np.array([first, [1, 0, 0, 0]]))
+    assert weights == pytest.approx(np.array([expected, [1, 0, 0, 0]]))
     metrics = ratio_metrics(ratios)
     if uses_context_mask(settings):
         assert metrics["p2o/ratio_min"] == pytest.approx(0.04)
         assert metrics["p2o/ratio_max"] == pytest.approx(2.0)
-        assert metrics["p2o/ratio_masked_share"] == sum(first[i] < 1 for i in (0, 2)) / 2
+        assert metrics["p2o/ratio_masked_share"] == sum(expected[i] < 1 for i in (0, 2)) / 2
     else:
         assert not metrics
     # A probability that the sampler did not report has the ratio 1.
@@ -136,12 +136,12 @@ def test_over_all_tokens_it_is_the_kl_of_both_distributions() -> None:
     assert policy.grad[0, :, 1].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def at(chances: list[float]) -> torch.Tensor:
+def log_probs(chances: list[float]) -> torch.Tensor:
     return torch.tensor([[chances]]).log()
 
 
 def test_beyond_the_top_k_all_tokens_count_as_one() -> None:
-    policy, teacher = at([0.6, 0.2, 0.1, 0.1]), at([0.2, 0.2, 0.1, 0.5])
+    policy, teacher = log_probs([0.6, 0.2, 0.1, 0.1]), log_probs([0.2, 0.2, 0.1, 0.5])
 
     # The teacher's likeliest is the last, 0.5 against 0.9 for the others.
     expected = 0.5 * math.log(5) + 0.5 * math.log(0.5 / 0.9)

@@ -22,7 +22,7 @@ from tests.helpers import INITIAL
 COPY = "near copy of one alive or tried"
 
 
-def asked(answer: str) -> list[Task]:
+def tasks_with(answer: str) -> list[Task]:
     return [Task("q", "?", (answer,))]
 
 
@@ -150,7 +150,7 @@ def test_hints_and_those_tried() -> None:
 
 @given(st.integers(100, 10**9), st.sampled_from(["{}", "so: {}.", "({:,})", "-{}", "{}.00!"]))
 def test_a_number_of_three_digits_is_found_however_written(number: int, form: str) -> None:
-    task = asked(str(number))
+    task = tasks_with(str(number))
     assert leaked_answer(form.format(number), "", task) == str(number)
     assert leaked_answer(form.format(number), str(number), task) is None
 
@@ -173,8 +173,8 @@ def test_a_number_of_three_digits_is_found_however_written(number: int, form: st
     ],
 )
 def test_answers_in_texts(text: str, answer: str, leaks: bool) -> None:
-    assert leaked_answer(text, "", asked(answer)) == (answer if leaks else None)
-    assert leaked_answer(text, f"{answer.lower()}!", asked(answer)) is None
+    assert leaked_answer(text, "", tasks_with(answer)) == (answer if leaks else None)
+    assert leaked_answer(text, f"{answer.lower()}!", tasks_with(answer)) is None
 
 
 # ---- copies and tags

@@ -33,7 +33,7 @@ def fst(seed: int = 1, tasks: int = 30, **changes: Any) -> Fst:
 
 
 @pytest.mark.parametrize(
-    ("scores", "count", "chosen"),
+    ("scores", "count", "cover"),
     [
         ([[0.0, 0.0]], 4, [0]),
         ([[1, 0, 0], [0, 1, 1]], 1, [1]),
@@ -44,8 +44,8 @@ def fst(seed: int = 1, tasks: int = 30, **changes: Any) -> Fst:
         ([[0.0, 0.0, 0.0], [0.0, -1.0, 0.0]], 2, [0]),
     ],
 )
-def test_the_cover_of_the_front_by_hand(scores: Any, count: int, chosen: list[int]):
-    assert greedy_cover(scores, -math.inf)[:count] == chosen
+def test_the_cover_of_the_front_by_hand(scores: Any, count: int, cover: list[int]):
+    assert greedy_cover(scores, -math.inf)[:count] == cover
 
 
 def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget():
@@ -62,13 +62,13 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     # A prompt is scored on questions that no reflection shows.
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
-    shown = {task_id for i in strategy._lineage for task_id in i.shown}
-    assert shown
-    assert not shown & dev
+    example_ids = {task_id for i in strategy._lineage for task_id in i.shown}
+    assert example_ids
+    assert not example_ids & dev
     choice = strategy.choice()
     assert choice.rollouts == strategy._observed[choice.instruction.id]
-    last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
-    assert last[choice.instruction.id] == choice.weight == max(last.values())
+    observed = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}
+    assert observed[choice.instruction.id] == choice.weight == max(observed.values())
     assert strategy.evolve_if_due(Progress(7, 0, 9), policy, rules_llm(3), events) == {}
 
 
@@ -164,7 +164,7 @@ def by_rules(n: int, prompt: str) -> str:
     return rules_llm(3).complete(prompt).text
 
 
-def searched(
+def run_search(
     chance: float | None = None, write: Callable[[int, str], str] = by_rules, **changes: Any
 ) -> tuple[Gepa, ScriptedRollout, Author, Events]:
     """A search by a policy that succeeds with a chance; None is `decomposing`."""
@@ -175,12 +175,12 @@ def searched(
 
 
 def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
-    strategy, policy, author, record = searched(budget=400)
-    found = strategy._lineage
-    [ended], [told] = record.of("gepa_phase_ended"), record.of("best_instruction")
+    strategy, policy, author, record = run_search(budget=400)
+    lineage = strategy._lineage
+    [end], [event] = record.of("gepa_phase_ended"), record.of("best_instruction")
     _, *born = record.of("instruction_born")
-    means = [ended["initial_dev_score"], *(row["score"] for row in born)]
-    best = found[means.index(max(means))]
+    means = [end["initial_dev_score"], *(row["score"] for row in born)]
+    best = lineage[means.index(max(means))]
     assert max(means) > means[0]
     assert strategy.best_prompt() == Prompt(best.text)
     rows = strategy.assign(TASKS[:3], 2, FIRST)
@@ -188,11 +188,11 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     assert {a.sampled for a in rows} == {a.trained for a in rows} == {strategy.best_prompt()}
     assert {a.instruction_id for a in rows} == {strategy.best_instruction_id()} == {best.id}
     assert author.prompts
-    assert ended["evaluations"] == sum(len(rows) for _, rows in policy.calls)
-    assert ended["best_dev_score"] == max(means)
-    assert (told["id"], told["weight"], told["observed_rollouts"]) == (best.id, max(means), 10)
-    assert [row["id"] for row in born] == [f"i{n}" for n in range(1, len(found))]
-    for instruction, row in zip(found[1:], born, strict=True):
+    assert end["evaluations"] == sum(len(rows) for _, rows in policy.calls)
+    assert end["best_dev_score"] == max(means)
+    assert (event["id"], event["weight"], event["observed_rollouts"]) == (best.id, max(means), 10)
+    assert [row["id"] for row in born] == [f"i{n}" for n in range(1, len(lineage))]
+    for instruction, row in zip(lineage[1:], born, strict=True):
         assert (row["text"], row["origin"], row["born"]) == (instruction.text, "gepa", 1)
         assert row["critique"]
         assert row["shown"] == instruction.shown != ()
@@ -203,7 +203,7 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
 
 
 def test_a_search_without_failures_says_that_it_asked_for_nothing():
-    _, _, author, record = searched(chance=1.0)
+    _, _, author, record = run_search(chance=1.0)
     assert not author.prompts
     assert "no failure to reflect on" in record.of("notice")[-1]["text"]
 
@@ -218,8 +218,8 @@ def test_rollouts_with_an_environment_error_are_not_shown_but_told():
     ):
         gepa().evolve_if_due(FIRST, failing, author, record)
     assert not author.prompts
-    (lost,) = (row["text"] for row in record.of("notice"))
-    assert "rollouts that score texts ended in an environment error and count as 0" in lost
+    (notice,) = (row["text"] for row in record.of("notice"))
+    assert "rollouts that score texts ended in an environment error and count as 0" in notice
 
 
 @pytest.mark.parametrize("scoring", ["greedy", "sampled"])
@@ -230,14 +230,14 @@ def test_texts_are_scored_as_asked_and_prompts_name_the_texts_to_keep(scoring: A
 
     author = Author(by_rules)
     gepa(scoring=scoring).evolve_if_due(FIRST, rollout, author, Events())
-    kept = "Keep these texts in the new instruction, letter by letter: <think>, </think>, <search>"
-    assert all(kept in prompt for prompt in author.prompts)
+    line = "Keep these texts in the new instruction, letter by letter: <think>, </think>, <search>"
+    assert all(line in prompt for prompt in author.prompts)
 
 
 def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
     for error in (LLMError("gone"), BudgetError("no money")):
         with pytest.raises(EvolutionError, match=f"of the only phase failed .*{error}"):
-            searched(write=raising(error))
+            run_search(write=raising(error))
 
 
 def test_a_search_that_was_stopped_continues_as_if_it_was_not():

@@ -67,21 +67,21 @@ EVOLVING = ["inspo", "gepa", "fst"]
 
 
 @pytest.mark.parametrize("kind", EVOLVING)
-@pytest.mark.parametrize(("start", "said"), [("  ", "blank"), ("Do <ins_1> it.", "<ins_1>")])
-def test_an_instruction_that_cannot_evolve_is_refused(kind: str, start: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        built(kind, start)
+@pytest.mark.parametrize(("start", "message"), [("  ", "blank"), ("Do <ins_1> it.", "<ins_1>")])
+def test_an_instruction_that_cannot_evolve_is_refused(kind: str, start: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(kind, start)
 
 
 @pytest.mark.parametrize("kind", ["static", "p2o", *EVOLVING])
 def test_the_state_of_another_instruction_is_refused(kind: str) -> None:
-    state = json.loads(json.dumps(built(kind, "One of them.").state_dict()))
-    built(kind, "One of them.").load_state_dict(state)
+    state = json.loads(json.dumps(build(kind, "One of them.").state_dict()))
+    build(kind, "One of them.").load_state_dict(state)
     with pytest.raises(ConfigError, match=r"'One of them\.'|expected the same|initial instruction"):
-        built(kind, "Another one.").load_state_dict(state)
+        build(kind, "Another one.").load_state_dict(state)
 
 
-def built(kind: str, instruction: str) -> Strategy:
+def build(kind: str, instruction: str) -> Strategy:
     method = method_of(kind)
     return method.build(method.options(), Context(instruction=instruction, tasks=make_tasks(400)))
 

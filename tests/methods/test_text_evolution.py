@@ -35,18 +35,18 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert pool.scores == tuple(
         tuple(float(by_keyword(task, text)) for task in map(by_id, pool.dev)) for text in pool.texts
     )
-    [started], [ended] = record.of("hint_phase"), record.of("hint_phase_ended")
+    [start], [end] = record.of("hint_phase"), record.of("hint_phase_ended")
     sizes = {"hard": 20, "dev": 8, "train": 12, "budget": 150}
-    assert started == {"phase": 1, **sizes, "reflection": "gepa"}
-    assert (ended["solved_without"], ended["solved_by_cover"]) == (0.0, 1.0)
-    assert ended["covering"] == 2
-    assert ended["covering_texts"] == cover
-    assert ended["evaluations"] == search.evaluations == policy.evaluations
-    assert ended["valid"] == ended["proposed"] == ended["asked"] == len(author.prompts)
-    born = record.of("hint_accepted")
-    assert tuple(event["text"] for event in born) == pool.texts[1:]
-    assert {event["parent"] for event in born} <= set(pool.texts)
-    assert [event["mean_dev_score"] for event in born] == [
+    assert start == {"phase": 1, **sizes, "reflection": "gepa"}
+    assert (end["solved_without"], end["solved_by_cover"]) == (0.0, 1.0)
+    assert end["covering"] == 2
+    assert end["covering_texts"] == cover
+    assert end["evaluations"] == search.evaluations == policy.evaluations
+    assert end["valid"] == end["proposed"] == end["asked"] == len(author.prompts)
+    accepted = record.of("hint_accepted")
+    assert tuple(event["text"] for event in accepted) == pool.texts[1:]
+    assert {event["parent"] for event in accepted} <= set(pool.texts)
+    assert [event["mean_dev_score"] for event in accepted] == [
         pool.mean(i) for i in range(1, len(pool.texts))
     ]
 
@@ -69,24 +69,24 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
 def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_from():
     def write(n: int, prompt: str) -> str:
         hint = one_keyword_each(n, prompt)
-        asked[hint.split("```")[1].strip()] = {
+        sources[hint.split("```")[1].strip()] = {
             f"q{i}" for i in re.findall(r"Problem (\d+) of", prompt)
         }
         return hint
 
-    asked: dict[str, set[str]] = {}
+    sources: dict[str, set[str]] = {}
     record = Events()
     pool, _ = evolve(Policy(), Author(write), record)
     parents = {row["text"]: row["parent"] for row in record.of("hint_accepted")}
     assert pool.shown[0] == ()
     assert any(parents.values())
-    for text, shown in zip(pool.texts[1:], pool.shown[1:], strict=True):
+    for text, question_ids in zip(pool.texts[1:], pool.shown[1:], strict=True):
         lineage = [text]
         while parents[lineage[-1]]:
             lineage.append(parents[lineage[-1]])
-        assert set(shown) == set().union(*(asked[one] for one in lineage))
-        assert len(shown) >= 3
-        assert not {*shown} & {*pool.dev}
+        assert set(question_ids) == set().union(*(sources[ancestor] for ancestor in lineage))
+        assert len(question_ids) >= 3
+        assert not {*question_ids} & {*pool.dev}
 
 
 @pytest.mark.parametrize("budget", [22, 33, 34, 60, 61, 100, 250])
@@ -112,14 +112,14 @@ def by_id(task_id: str) -> Task:
 def test_another_process_makes_the_same_calls():
     code = "from tests.methods.p2o.hint_fakes import one_phase; print(one_phase())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    other = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
         env=environment,
     )
-    assert (other.stdout.strip(), other.stderr) == (one_phase(), "")
+    assert (child.stdout.strip(), child.stderr) == (one_phase(), "")
 
 
 def test_gepa_says_and_writes_nothing(capfd: pytest.CaptureFixture[str], cwd: Path):

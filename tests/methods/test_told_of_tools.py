@@ -11,7 +11,7 @@ from tests.helpers import Events, ScriptedRollout
 from tests.run_files import config_of, environment_of, strategy_of
 from tests.scripted import Author
 
-SHOWN = '"name": "price", "description": "The price of an article."'
+PRICE_SCHEMA = '"name": "price", "description": "The price of an article."'
 INSPO = {"kind": "inspo", "population_size": 2, "evolve_every": 2, "verification_tasks": 3}
 HINTS = {"hard_set_min_count": 4, "dev_size": 4, "budget": 40, "beam": 1}
 
@@ -25,7 +25,7 @@ def price(article: str) -> float:
     return 1.0
 
 
-def one(completions: list[str], **columns: object) -> list[float]:
+def full_reward(completions: list[str], **columns: object) -> list[float]:
     return [1.0] * len(completions)
 
 
@@ -51,7 +51,7 @@ def test_every_proposer_is_told_of_the_tools(tmp_path: Path, strategy: dict[str,
         "strategy": strategy,
         "environment": {"kind": "tools", "tools": [f"{__file__}:price"]},
         "dataset": {"path": str(tmp_path / "q.jsonl"), "validation": 4, "test": 4},
-        "rewards": [f"{__file__}:one"],
+        "rewards": [f"{__file__}:full_reward"],
         "llm": {"kind": "openai", "model": "m", "api_key_env": None},
     }
     config = config_of(**sections)
@@ -66,7 +66,7 @@ def test_every_proposer_is_told_of_the_tools(tmp_path: Path, strategy: dict[str,
         strategy_built.observe(failing(assignments, purpose="train"), progress, Events())
     assert len(llm.prompts) > 1
     for prompt in llm.prompts:
-        assert prompt.index(SHOWN) < prompt.index("</environment>")
+        assert prompt.index(PRICE_SCHEMA) < prompt.index("</environment>")
         assert prompt.count("</environment>") == 1
 
 

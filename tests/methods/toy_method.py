@@ -54,9 +54,9 @@ class Bandit(Strategy):
     ) -> list[Assignment]:
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
-            drawn = self.instructions[(progress.step + group) % 2]
-            prompt = Prompt(drawn.text)
-            assignments += [Assignment(task, prompt, prompt, drawn.id, group)] * group_size
+            instruction = self.instructions[(progress.step + group) % 2]
+            prompt = Prompt(instruction.text)
+            assignments += [Assignment(task, prompt, prompt, instruction.id, group)] * group_size
         return assignments
 
     def observe(
@@ -68,8 +68,8 @@ class Bandit(Strategy):
 
     def _best(self) -> Instruction:
         def mean(instruction: Instruction) -> float:
-            found = self.rewards[instruction.id]
-            return sum(found) / len(found) if found else 0.0
+            rewards = self.rewards[instruction.id]
+            return sum(rewards) / len(rewards) if rewards else 0.0
 
         return max(self.instructions, key=mean)
 

@@ -17,7 +17,7 @@ CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
 QWEN = models_template("qwen2_5")
 # What the template says of tools in general: a token each, which makes prompts short.
-_SAID = (
+_PHRASES = (
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
     "You may call one or more functions to assist with the user query.",
     "You are provided with function signatures within <tools></tools> XML tags:",
@@ -37,7 +37,7 @@ def bigram_policy(
         turns: what the policy writes in a turn, and how likely; each is a token of its own.
         template: a chat template whose generation prompt ends with a line break.
     """
-    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*TOOL_TAGS, *_SAID, *turns))
+    tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*TOOL_TAGS, *_PHRASES, *turns))
     size = -(-len(tokenizer) // 8) * 8
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -54,7 +54,7 @@ def bigram_policy(
             bos_token_id=None,
         )
     )
-    begins = tokenizer.encode("\n", add_special_tokens=False)[0]
+    newline = tokenizer.encode("\n", add_special_tokens=False)[0]
     eos = tokenizer.eos_token_id
     assert isinstance(eos, int)
     with torch.no_grad():
@@ -64,9 +64,9 @@ def bigram_policy(
         model.model.layers[0].mlp.down_proj.weight.zero_()
         head = torch.zeros(len(tokenizer), size)
         head[eos] = _SURE
-        head[:, begins] = 0
+        head[:, newline] = 0
         for text, chance in turns.items():
-            head[tokenizer.convert_tokens_to_ids(text), begins] = _SURE + math.log(chance)
+            head[tokenizer.convert_tokens_to_ids(text), newline] = _SURE + math.log(chance)
         model.lm_head.weight.copy_(head / math.sqrt(size))
     return model.eval(), tokenizer
 

@@ -69,9 +69,9 @@ def folder(base: Path, tmp_path: Path) -> Path:
 )
 def test_the_layers_that_are_named_get_adapters(targets: Any, adapters: int) -> None:
     model = adapted(LoraOptions(rank=2, target_modules=targets))
-    found = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert len(found) == 2 * adapters
-    assert not [name for name in found if "lm_head" in name]
+    trainable_names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trainable_names) == 2 * adapters
+    assert not [name for name in trainable_names if "lm_head" in name]
 
 
 # peft matches whole names, and the head has none.
@@ -158,9 +158,9 @@ def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> N
     torch.testing.assert_close(logits(model), logits(adapted()), atol=0, rtol=0)
     assert dict(model.named_parameters()).keys() == parameters.keys()
     assert all(p is parameters[name] for name, p in model.named_parameters())
-    whole = tiny_model(tiny_tokenizer(), seed=3, layers=3)
-    restore_weights(whole, base)
-    torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer(), layers=3)))
+    plain = tiny_model(tiny_tokenizer(), seed=3, layers=3)
+    restore_weights(plain, base)
+    torch.testing.assert_close(logits(plain), logits(tiny_model(tiny_tokenizer(), layers=3)))
     # Another adapter's weights are not taken.
     model = adapted(LoraOptions(rank=4, alpha=8, target_modules=("q_proj",)))
     with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as base_model"):

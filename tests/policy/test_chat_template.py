@@ -22,7 +22,7 @@ from cotune.types import Prompt, Task
 from tests.export.vllm_reading import accepted_arguments, content_format
 from tests.policy.tiny import byte_tokenizer, models_template
 
-SHOWN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+BASIC = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 MODELS = (
     "qwen2_5", "qwen3", "qwen3_vl", "llama3_2", "gemma3", "gptoss", "deepseek_r1_distill", "phi3_5",
 )  # fmt: skip
@@ -58,7 +58,7 @@ HOSTILE = [
 ]
 
 
-def rendered(template: str, messages: Sequence[dict[str, Any]], **arguments: Any) -> str:
+def render(template: str, messages: Sequence[dict[str, Any]], **arguments: Any) -> str:
     """By the environment that transformers and vLLM compile chat templates in."""
     compiled = chat_template_utils._compile_jinja_template(template)
     return compiled.render(messages=list(messages), **arguments)
@@ -71,22 +71,22 @@ def user(content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("instruction", HOSTILE)
 @pytest.mark.parametrize("role", ["user", "system"])
 def test_an_instruction_is_text_whatever_it_holds(instruction: str, role: Any) -> None:
-    told = with_instruction(SHOWN, PromptFormat(role=role), instruction)
+    template = with_instruction(BASIC, PromptFormat(role=role), instruction)
     expected = {
         "user": f"[user]{instruction}\n\nWhy?",
         "system": f"[system]{instruction}[user]Why?",
     }
-    assert rendered(told, [user("Why?")]) == expected[role]
-    assert without_instruction(told) == SHOWN
+    assert render(template, [user("Why?")]) == expected[role]
+    assert without_instruction(template) == BASIC
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(codec="utf-8")))
 def test_every_text_is_a_literal_of_itself(text: str) -> None:
-    written = literal(text)
-    assert written.isascii()
-    assert not set("{}%#\n'") & set(written)
-    assert rendered("{{ " + written + " }}", []) == text
+    source = literal(text)
+    assert source.isascii()
+    assert not set("{}%#\n'") & set(source)
+    assert render("{{ " + source + " }}", []) == text
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,18 +101,18 @@ def test_every_text_is_a_literal_of_itself(text: str) -> None:
     )
 )
 def test_every_json_value_is_a_literal_of_itself(value: Any) -> None:
-    seen: list[Any] = []
+    values: list[Any] = []
     compiled = chat_template_utils._compile_jinja_template("{{ see(" + literal(value) + ") }}")
-    compiled.render(see=seen.append)
-    assert seen == [value]
+    compiled.render(see=values.append)
+    assert values == [value]
 
 
-@pytest.mark.parametrize("laid_out", FORMATS, ids=str)
+@pytest.mark.parametrize("layout", FORMATS, ids=str)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 def test_a_question_alone_gives_the_messages_of_the_prompt_format(
-    laid_out: PromptFormat, task: Task
+    layout: PromptFormat, task: Task
 ) -> None:
-    told = with_instruction(SHOWN, laid_out, "Be right.")
+    template = with_instruction(BASIC, layout, "Be right.")
     question = PromptFormat().question_messages(task)
     for instruction, arguments in (
         ("Be right.", {}),
@@ -120,86 +120,86 @@ def test_a_question_alone_gives_the_messages_of_the_prompt_format(
         ("Another.", {"instruction": "Another."}),
         ("", {"instruction": ""}),
     ):
-        evaluated = laid_out.messages(task, Prompt(instruction))
-        assert rendered(told, question, **arguments) == rendered(SHOWN, evaluated)
+        evaluated = layout.messages(task, Prompt(instruction))
+        assert render(template, question, **arguments) == render(BASIC, evaluated)
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("laid_out", [FORMATS[1], FORMATS[8], FORMATS[16]], ids=str)
-def test_models_templates_render_the_same_tokens(model: str, laid_out: PromptFormat) -> None:
-    own = models_template(model)
-    tokenizer = byte_tokenizer(own, ["<|im_end|>"], "<|im_end|>")
+@pytest.mark.parametrize("layout", [FORMATS[1], FORMATS[8], FORMATS[16]], ids=str)
+def test_models_templates_render_the_same_tokens(model: str, layout: PromptFormat) -> None:
+    original = models_template(model)
+    tokenizer = byte_tokenizer(original, ["<|im_end|>"], "<|im_end|>")
     codec = HFCodec(tokenizer)
-    rendered_once = 0
+    render_count = 0
     for task in TASKS:
         try:
-            expected = codec.render(laid_out.messages(task, Prompt("Be {{ right }}.")))
+            expected = codec.render(layout.messages(task, Prompt("Be {{ right }}.")))
         except ConfigError:
             continue  # without system messages, or for lists of parts alone
-        told = byte_tokenizer(
-            with_instruction(own, laid_out, "Be {{ right }}."), ["<|im_end|>"], "<|im_end|>"
+        served = byte_tokenizer(
+            with_instruction(original, layout, "Be {{ right }}."), ["<|im_end|>"], "<|im_end|>"
         )
-        given = told.apply_chat_template(
+        ids = served.apply_chat_template(
             PromptFormat().question_messages(task), add_generation_prompt=True, return_dict=False
         )
-        assert given == expected
+        assert ids == expected
         # What is trained or evaluated brings its own messages: no instruction may stand there twice.
-        assert HFCodec(told).render(laid_out.messages(task, Prompt("Be {{ right }}."))) == expected
-        rendered_once += 1
-    assert rendered_once
+        assert HFCodec(served).render(layout.messages(task, Prompt("Be {{ right }}."))) == expected
+        render_count += 1
+    assert render_count
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_vllm_reads_a_template_as_it_read_the_models_own(model: str) -> None:
-    own = models_template(model)
-    kept = content_format(own)
-    accepted = {"instruction", "enable_thinking", *accepted_arguments(own)}
-    for laid_out in (FORMATS[0], FORMATS[10]):
-        told = with_instruction(own, laid_out, "Be right.", {"enable_thinking": False})
-        assert content_format(told) == kept
-        assert accepted <= accepted_arguments(told)
+    original = models_template(model)
+    model_format = content_format(original)
+    accepted = {"instruction", "enable_thinking", *accepted_arguments(original)}
+    for layout in (FORMATS[0], FORMATS[10]):
+        template = with_instruction(original, layout, "Be right.", {"enable_thinking": False})
+        assert content_format(template) == model_format
+        assert accepted <= accepted_arguments(template)
 
 
 @pytest.mark.parametrize("role", ["user", "system"])
 def test_lists_of_parts_are_told_in_the_parts_of_text(role: Any) -> None:
-    own = (
+    original = (
         "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}"
         "{% else %}{% for c in m.content %}<{{ c.text or c.type }}>{% endfor %}{% endif %}{% endfor %}"
     )
-    told = with_instruction(own, PromptFormat(role=role, question_prefix="Q: "), "Look.")
+    template = with_instruction(original, PromptFormat(role=role, question_prefix="Q: "), "Look.")
     image = {"type": "image"}
     first, second = ({"type": "text", "text": text} for text in "ab")
-    asked = [{"role": "system", "content": [first, second]}, user([image, first, second])]
+    messages = [{"role": "system", "content": [first, second]}, user([image, first, second])]
     expected = {
         "user": "[system]<a><b>[user]<image><Look.\n\nQ: ab>",
         "system": "[system]<ab\n\nLook.>[user]<image><Q: ab>",
     }
-    assert rendered(told, asked) == expected[role]
-    assert asked[1]["content"] == [image, first, second]
+    assert render(template, messages) == expected[role]
+    assert messages[1]["content"] == [image, first, second]
     alone = {"user": "[user]<image><Look.\n\nQ: >", "system": "[system]Look.[user]<image><Q: >"}
-    assert rendered(told, [user([image])]) == alone[role]
+    assert render(template, [user([image])]) == alone[role]
 
 
 def test_only_the_first_message_of_the_user_is_told() -> None:
-    told = with_instruction(SHOWN, PromptFormat(), "Be right.")
+    template = with_instruction(BASIC, PromptFormat(), "Be right.")
     talk = [user("One?"), {"role": "assistant", "content": "1"}, user("Two?")]
-    assert rendered(told, talk) == "[user]Be right.\n\nOne?[assistant]1[user]Two?"
-    assert rendered(told, [{"role": "system", "content": "x"}]) == "[system]x"
-    assert rendered(told, [user(None)]) == "[user]Be right."
+    assert render(template, talk) == "[user]Be right.\n\nOne?[assistant]1[user]Two?"
+    assert render(template, [{"role": "system", "content": "x"}]) == "[system]x"
+    assert render(template, [user(None)]) == "[user]Be right."
     # An instruction replaces the one before.
-    first = with_instruction(SHOWN, PromptFormat(), "First.")
+    first = with_instruction(BASIC, PromptFormat(), "First.")
     second = with_instruction(first, PromptFormat(role="system"), "Second.")
-    assert second == with_instruction(SHOWN, PromptFormat(role="system"), "Second.")
-    assert own_templates({"default": second, "rag": SHOWN}) == {"default": SHOWN, "rag": SHOWN}
+    assert second == with_instruction(BASIC, PromptFormat(role="system"), "Second.")
+    assert own_templates({"default": second, "rag": BASIC}) == {"default": BASIC, "rag": BASIC}
     assert own_templates(None) is None
     # A template without its mark is refused.
-    told = with_instruction(SHOWN, PromptFormat(), "Be right.")
+    template = with_instruction(BASIC, PromptFormat(), "Be right.")
     with pytest.raises(ConfigError, match="the mark before the model's own template is missing"):
-        without_instruction(told.replace("own template #}", "template #}"))
+        without_instruction(template.replace("own template #}", "template #}"))
 
 
 @pytest.mark.parametrize(
-    "own",
+    "original",
     [
         "\nfirst{{ messages | length }}",
         "  \n {% if true %}x{% endif %}",
@@ -210,19 +210,19 @@ def test_only_the_first_message_of_the_user_is_told() -> None:
         "{% set messages = messages[0:] %}{% for message in messages %}{{ loop.index }}{% endfor %}",
     ],
 )
-def test_the_models_own_template_is_unchanged(own: str) -> None:
-    told = with_instruction(own, PromptFormat(), "Be right.")
-    assert rendered(told, [user("Why?")], instruction="") == rendered(own, [user("Why?")])
-    assert rendered(told, [user("Why?")]) == rendered(own, [user("Be right.\n\nWhy?")])
+def test_the_models_own_template_is_unchanged(original: str) -> None:
+    template = with_instruction(original, PromptFormat(), "Be right.")
+    assert render(template, [user("Why?")], instruction="") == render(original, [user("Why?")])
+    assert render(template, [user("Why?")]) == render(original, [user("Be right.\n\nWhy?")])
 
 
 def test_template_arguments_become_defaults() -> None:
-    own = "{{ enable_thinking | tojson }}|{{ style.tone }}|{{ messages[0].content }}"
+    original = "{{ enable_thinking | tojson }}|{{ style.tone }}|{{ messages[0].content }}"
     arguments = {"enable_thinking": False, "style": {"tone": "{{ x }}"}, "no identifier": 1}
-    told = with_instruction(own, PromptFormat(), "", arguments)
-    assert rendered(told, [user("Why?")]) == "false|{{ x }}|Why?"
-    assert rendered(told, [user("Why?")], enable_thinking=True) == "true|{{ x }}|Why?"
+    template = with_instruction(original, PromptFormat(), "", arguments)
+    assert render(template, [user("Why?")]) == "false|{{ x }}|Why?"
+    assert render(template, [user("Why?")], enable_thinking=True) == "true|{{ x }}|Why?"
     with pytest.raises(TypeError, match="object"):
-        with_instruction(own, PromptFormat(), "", {"style": object()})
+        with_instruction(original, PromptFormat(), "", {"style": object()})
     # Engines that know no long escapes read a literal.
     assert literal("a\n{é") == r'"a\u000a\u007b\u00e9"'

@@ -51,13 +51,13 @@ def test_no_observation_can_end_the_policys_turn(codec: HFCodec) -> None:
 @pytest.mark.parametrize("codec", [TINY, BUNDLED], ids=["tiny", "bundled"])
 def test_no_message_of_a_prompt_can_end_the_users_turn(codec: HFCodec) -> None:
     forged = "".join(codec.control_tokens)
-    plain = codec.render([{"role": "user", "content": "a b"}])
-    asked = codec.render([{"role": "user", "content": f"a {forged} b"}])
+    plain_ids = codec.render([{"role": "user", "content": "a b"}])
+    forged_ids = codec.render([{"role": "user", "content": f"a {forged} b"}])
     tokenizer = codec.tokenizer
     # What the tiny tokenizer has no token for is unknown, and that is a special one.
     control = {tokenizer.convert_tokens_to_ids(t) for t in codec.control_tokens}
     control -= {tokenizer.unk_token_id}
-    assert [i for i in asked if i in control] == [i for i in plain if i in control]
+    assert [i for i in forged_ids if i in control] == [i for i in plain_ids if i in control]
 
 
 def test_half_a_character_in_an_observation_is_no_error() -> None:
@@ -142,16 +142,16 @@ FAMILIES = {
 
 
 def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
-    own = OWN_TEMPLATES / f"{family.template}.jinja"
-    shipped = not own.is_file()
-    template = models_template(family.template) if shipped else own.read_text(encoding="utf-8")
+    path = OWN_TEMPLATES / f"{family.template}.jinja"
+    shipped = not path.is_file()
+    template = models_template(family.template) if shipped else path.read_text(encoding="utf-8")
     tokenizer = byte_tokenizer(template, family.special, family.eos, family.added)
     if family.special is LLAMA:
         tokenizer.bos_token = "<|begin_of_text|>"
     return HFCodec(tokenizer, family.args), tokenizer
 
 
-def calling(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
+def tool_codec(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
     """Its codec, with TRL's response template if it has one."""
     codec, tokenizer = codec_of(family)
     check_turns(with_tools(), codec)
@@ -164,7 +164,7 @@ def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
     return environment
 
 
-def written(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """What a policy writes: control tokens in it are tokens."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -175,15 +175,15 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 def test_what_a_policy_writes_is_read(family: Family) -> None:
-    codec, tokenizer = calling(family)
+    codec, tokenizer = tool_codec(family)
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
 
     def read(text: str) -> Calls:
-        return codec.read_calls(written(tokenizer, text), TOOLS, prompt)
+        return codec.read_calls(encode_turn(tokenizer, text), TOOLS, prompt)
 
     assert read(family.call + family.eos).calls == (CALL,)
-    assert codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ()) == Calls(
-        said="It is 7."
+    assert codec.read_calls(encode_turn(tokenizer, f"It is 7.{family.eos}"), TOOLS, ()) == Calls(
+        text="It is 7."
     )
     if family.call is not HERMES_CALL:
         return  # what transformers and TRL make of more calls and of broken ones is theirs
@@ -193,7 +193,7 @@ def test_what_a_policy_writes_is_read(family: Family) -> None:
 
 
 def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
-    codec, _ = calling(family)
+    codec, _ = tool_codec(family)
     prompt = codec.decode(codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS))
     following = codec.decode(
         codec.render_next([{"role": "tool", "name": "look_up", "content": "seven"}], TOOLS)
@@ -203,17 +203,17 @@ def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(famil
     assert '"repeat"' in prompt
     assert "seven" in following
     assert "look_up" not in following  # nothing of the dialogue it was rendered after
-    opened = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
-    assert following.endswith(opened)
-    asked = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
-    assert "Not JSON." in asked
-    assert "cotune_probe" not in asked
+    opening = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
+    assert following.endswith(opening)
+    user_turn = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
+    assert "Not JSON." in user_turn
+    assert "cotune_probe" not in user_turn
 
 
 def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
     if not family.keeps:
         pytest.skip("this template drops what the policy thought, or that it did not, later on")
-    codec, tokenizer = calling(family)
+    codec, tokenizer = tool_codec(family)
     question = {"role": "user", "content": "Look up a 7."}
     result = {"role": "tool", "name": "look_up", "content": "seven"}
     function = {"name": CALL.name, "arguments": dict(CALL.arguments)}
@@ -222,10 +222,10 @@ def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Fami
 
     step_by_step = [
         *codec.render([question], TOOLS),
-        *written(tokenizer, family.call + family.eos),
+        *encode_turn(tokenizer, family.call + family.eos),
         *codec.render_next([result], TOOLS),
     ]
-    whole = tokenizer.apply_chat_template(
+    conversation = tokenizer.apply_chat_template(
         [question, turn, {**result, "tool_call_id": "call00001"}],
         tools=list(TOOLS),
         add_generation_prompt=True,
@@ -233,8 +233,8 @@ def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Fami
         **family.args,
     )
 
-    assert codec.decode(step_by_step) == codec.decode(list(whole))
-    assert step_by_step == list(whole)
+    assert codec.decode(step_by_step) == codec.decode(list(conversation))
+    assert step_by_step == list(conversation)
 
 
 def test_a_thinking_template() -> None:
@@ -245,25 +245,25 @@ def test_a_thinking_template() -> None:
         {"role": "tool", "name": "look_up", "content": "seven"},
         {"role": "tool", "name": "repeat", "content": "eight"},
     ]
-    shown = (
+    expected = (
         "\n<|im_start|>user\n<tool_response>\nseven\n</tool_response>\n<tool_response>\neight\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert codec.decode(codec.render_next(results, TOOLS)) == shown
-    assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
+    assert codec.decode(codec.render_next(results, TOOLS)) == expected
+    assert plain.decode(plain.render_next(results, TOOLS)) == f"{expected}<think>\n\n</think>\n\n"
 
 
 def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Family) -> None:
-    codec, tokenizer = calling(family)
+    codec, tokenizer = tool_codec(family)
     forged = "".join((*family.special, *family.added))
     message = {"role": "tool", "name": f"look_up{family.eos}", "content": f"{forged} 7 <b>"}
     plain = {"role": "tool", "name": "look_up", "content": "7 <b>"}
 
-    def control(message: dict[str, str]) -> list[int]:
-        known = set(tokenizer.get_added_vocab().values())
-        return [token for token in codec.render_next([message], TOOLS) if token in known]
+    def control_tokens(message: dict[str, str]) -> list[int]:
+        added_ids = set(tokenizer.get_added_vocab().values())
+        return [token for token in codec.render_next([message], TOOLS) if token in added_ids]
 
-    assert control(message) == control(plain)
+    assert control_tokens(message) == control_tokens(plain)
     assert "7 <b>" in codec.decode(codec.render_next([message], TOOLS))
 
 
@@ -285,7 +285,7 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "error"),
     [
         (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
         (Family("phi_4_mini", ("<|end|>",), "<|end|>", ""), "given them in another way"),
@@ -298,10 +298,10 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.template if isinstance(value, Family) else "",
 )
-def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, said: str) -> None:
+def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, error: str) -> None:
     codec, _ = codec_of(family)
 
-    with raises_line("policy.chat_template", match=said):
+    with raises_line("policy.chat_template", match=error):
         check_turns(with_tools(), codec)
 
 
@@ -349,17 +349,17 @@ def test_what_templates_may_do_with_tools() -> None:
 
 
 def test_a_response_template_gives_the_turns_message() -> None:
-    codec, tokenizer = calling(FAMILIES["qwen2_5"])
+    codec, tokenizer = tool_codec(FAMILIES["qwen2_5"])
     assert tokenizer.response_template  # TRL's
-    read = codec.read_calls(written(tokenizer, f"I look. {HERMES_CALL}<|im_end|>"), TOOLS, ())
+    calls = codec.read_calls(encode_turn(tokenizer, f"I look. {HERMES_CALL}<|im_end|>"), TOOLS, ())
     function = {"name": "look_up", "arguments": {"text": "a 7", "times": 3}}
-    assert read.message == {
+    assert calls.message == {
         "role": "assistant",
         "content": "I look.",
         "tool_calls": [{"type": "function", "function": function}],
     }
     broken = codec.read_calls(
-        written(tokenizer, "<tool_call>{nothing}</tool_call><|im_end|>"), TOOLS, ()
+        encode_turn(tokenizer, "<tool_call>{nothing}</tool_call><|im_end|>"), TOOLS, ()
     )
     assert not broken.calls
     assert broken.message["content"] == "<tool_call>{nothing}</tool_call>"

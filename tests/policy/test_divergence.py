@@ -21,8 +21,8 @@ def logits(*rows: list[float]) -> torch.Tensor:
 
 def test_by_hand() -> None:
     # 1/2 log 2 + 0 + 1/4 log 1/2
-    found = token_divergence(logits(P, P), logits(Q, P) + 3.0, 1.0)
-    assert found.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
+    divergences = token_divergence(logits(P, P), logits(Q, P) + 3.0, 1.0)
+    assert divergences.tolist() == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-7)
     # At temperature 1/2 chances are squared: 4, 1, 1 and 1, 1, 4 sixths.
     assert token_divergence(logits(P), logits(Q), 0.5).item() == pytest.approx(math.log(4) / 2)
     # What cannot be drawn adds nothing.
@@ -57,9 +57,9 @@ def test_own_tokens_are_predicted_from_all_that_was_read(monkeypatch: pytest.Mon
     for trajectory in rollouts:
         ids = torch.tensor([[*trajectory.sampled_prompt_ids, *trajectory.completion_ids]])
         with torch.no_grad():
-            every = token_divergence(p(ids).logits[0], q(ids).logits[0], 0.7).tolist()
+            kl = token_divergence(p(ids).logits[0], q(ids).logits[0], 0.7).tolist()
         first = len(trajectory.sampled_prompt_ids)
-        expected.append([every[first + i - 1] for i, own in enumerate(trajectory.mask) if own])
+        expected.append([kl[first + i - 1] for i, is_own in enumerate(trajectory.mask) if is_own])
     assert min(chain(*expected)) > 0.01
     divergences = rollout_divergences(p, q, rollouts, 0.7)
     assert [n for _, n in divergences] == [3, 1, 0]

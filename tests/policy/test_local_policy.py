@@ -29,7 +29,7 @@ def rewrite_weights(folder: Path, rename: Callable[[str], str | None]) -> None:
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
 
 
-STRANGE: dict[str, Callable[[Path], object]] = {
+FAULTS: dict[str, Callable[[Path], object]] = {
     "no folder": shutil.rmtree,
     "a size that does not fit": lambda f: rewrite(f, "config.json", hidden_size=30),
     "an unknown architecture": lambda f: rewrite(f, "config.json", model_type="nope"),
@@ -44,11 +44,11 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("strange", STRANGE)
-def test_what_cannot_be_loaded_is_named_in_a_line(strange: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_loaded_is_named_in_a_line(fault: str, tmp_path: Path) -> None:
     folder = tmp_path / "policy"
     shutil.copytree(small_policy(), folder)
-    STRANGE[strange](folder)
+    FAULTS[fault](folder)
     with raises_line(match=r"^policy.path: .*policy'"):
         load(folder)
 
@@ -73,5 +73,5 @@ def test_what_can_be_trained_can_be_saved(settings: dict[str, Any], tmp_path: Pa
         model.save_pretrained(tmp_path / "saved")
     make_savable(model)
     model.save_pretrained(tmp_path / "saved")
-    kept = load(tmp_path / "saved")[0].generation_config
-    assert (kept.eos_token_id, kept.pad_token_id, kept.temperature) == ([2, 5], 3, None)
+    config = load(tmp_path / "saved")[0].generation_config
+    assert (config.eos_token_id, config.pad_token_id, config.temperature) == ([2, 5], 3, None)

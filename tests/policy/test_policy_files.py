@@ -40,13 +40,13 @@ def test_the_cache_is_used_where_the_hub_is_out_of_reach(tmp_path: Path) -> None
 def test_a_hub_that_answers_is_asked_once_and_left_to_the_loader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def answer(path: str, _: object) -> tuple[int, object]:
-        asked.append(path)
+        paths.append(path)
         return 503, {}
 
     with answering(answer, {}) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)
         assert not only_local("org/model")
-    assert len(asked) == 1
+    assert len(paths) == 1

@@ -25,7 +25,7 @@ LORA = {"lora": {"rank": 2}}
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "native", "expected"),
+    ("policy", "requested", "native", "expected"),
     [
         # With a GPU the trainer's default stays.
         ({}, "auto", None, ("auto", None)),
@@ -43,7 +43,7 @@ LORA = {"lora": {"rank": 2}}
 )
 def test_types_of_weights_and_computation(
     policy: dict[str, Any],
-    asked: Any,
+    requested: Any,
     native: bool | None,
     expected: tuple[str, bool | None],
     monkeypatch: pytest.MonkeyPatch,
@@ -51,23 +51,23 @@ def test_types_of_weights_and_computation(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: native is None)
     monkeypatch.setattr(precision, "native_bfloat16", lambda: native)
     options = PolicyConfig.model_validate(policy)
-    assert (weights_dtype(options, asked), autocast(options, asked)) == expected
+    assert (weights_dtype(options, requested), autocast(options, requested)) == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "on_cpu", "on_gpu"),
+    ("requested", "bf16", "on_cpu", "on_gpu"),
     [("auto", None, False, True), ("fp32", None, False, False), ("bf16", None, True, True),
      ("auto", False, False, False), ("auto", True, True, True)],
 )  # fmt: skip
 def test_outside_of_a_trainer_its_autocast_is_opened(
-    asked: Any, given: bool | None, on_cpu: bool, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    requested: Any, bf16: bool | None, on_cpu: bool, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for gpu, expected in ((False, on_cpu), (True, on_gpu)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        made = casting(PolicyConfig(), asked, None if given is None else {"bf16": given})
-        assert isinstance(made, partial)
-        assert made.keywords == {"enabled": expected}
-        assert made.args == ("cuda" if gpu else "cpu", torch.bfloat16)
+        context = casting(PolicyConfig(), requested, None if bf16 is None else {"bf16": bf16})
+        assert isinstance(context, partial)
+        assert context.keywords == {"enabled": expected}
+        assert context.args == ("cuda" if gpu else "cpu", torch.bfloat16)
 
 
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:

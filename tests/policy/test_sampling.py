@@ -47,13 +47,13 @@ def roll(
     sampler: Sampler, sampling: Sampling, rows: Iterable[int] = range(len(ASSIGNMENTS))
 ) -> dict[int, Trajectory]:
     """Episodes of some rows of ASSIGNMENTS, sampled together, by row."""
-    found: dict[int, Trajectory] = {}
+    rollouts: dict[int, Trajectory] = {}
     episodes = [new_episodes([ASSIGNMENTS[r]], WORLD, CODEC, LIMITS, r)[0] for r in rows]
     session = sampler.open(sampling)
     for episode, trajectory in zip(episodes, run_episodes(episodes, WORLD, session), strict=True):
-        found[episode.row] = trajectory
+        rollouts[episode.row] = trajectory
     session.close()
-    return found
+    return rollouts
 
 
 def forward_logprobs(model: Any, context: Iterable[int], ids: Iterable[int], t: float) -> Any:
@@ -68,12 +68,12 @@ def forward_logprobs(model: Any, context: Iterable[int], ids: Iterable[int], t: 
 def check_logprobs(rollouts: dict[int, Trajectory], model: Any, temperature: float = 1.0) -> None:
     """Compare the reported log-probabilities of the policy's tokens with those of a plain forward pass."""
     for rollout in rollouts.values():
-        own = torch.tensor(rollout.mask) == 1
+        mask = torch.tensor(rollout.mask) == 1
         expected = forward_logprobs(
             model, rollout.sampled_prompt_ids, rollout.completion_ids, temperature
         )
         reported = torch.tensor(rollout.logprobs)
-        torch.testing.assert_close(reported[own], expected[own], atol=1e-4, rtol=0)
+        torch.testing.assert_close(reported[mask], expected[mask], atol=1e-4, rtol=0)
 
 
 @pytest.fixture
@@ -88,10 +88,10 @@ def fed() -> Iterator[list[tuple[int, int]]]:
     hook.remove()
 
 
-def same_tokens(one: dict[int, Trajectory], other: dict[int, Trajectory]) -> bool:
+def same_tokens(a: dict[int, Trajectory], b: dict[int, Trajectory]) -> bool:
     return all(
-        one[row].completion_ids == other[row].completion_ids and one[row].mask == other[row].mask
-        for row in one.keys() & other.keys()
+        a[row].completion_ids == b[row].completion_ids and a[row].mask == b[row].mask
+        for row in a.keys() & b.keys()
     )
 
 
@@ -125,12 +125,12 @@ def test_a_turns_draws_depend_on_its_position(kind: Any) -> None:
     model = tiny_model(TOKENIZER, layers=3)
     torch.nn.init.zeros_(model.lm_head.weight)
 
-    def written(row: int, context: tuple[int, ...]) -> tuple[int, ...]:
+    def sample_ids(row: int, context: tuple[int, ...]) -> tuple[int, ...]:
         request = SampleRequest(row, context, 6)
         return kind(model).open(Sampling(1.0, seed=1)).generate([request])[0].ids
 
-    assert written(0, (4, 5)) == written(0, (5, 4))
-    assert len({written(0, (4, 5)), written(0, (4, 5, 6)), written(1, (4, 5))}) == 3
+    assert sample_ids(0, (4, 5)) == sample_ids(0, (5, 4))
+    assert len({sample_ids(0, (4, 5)), sample_ids(0, (4, 5, 6)), sample_ids(1, (4, 5))}) == 3
 
 
 @pytest.mark.parametrize("kind", [cached, generating])
@@ -157,19 +157,19 @@ def test_rows_may_leave_and_come_back() -> None:
     def play(sampler: Sampler) -> list[Sample]:
         session = sampler.open(Sampling(1.0, seed=7))
         contexts = {row: [4 + row, 5, 6][: 2 + row % 2] for row in range(4)}
-        written: list[Sample] = []
+        samples: list[Sample] = []
         for rows in ([0, 1, 2, 3], [1, 3], [3], [0, 2, 3], [2, 1, 0]):
             requests = [SampleRequest(r, tuple(contexts[r]), 3 + r) for r in rows]
             for request, sample in zip(requests, session.generate(requests), strict=True):
                 contexts[request.row] += [*sample.ids, 7, 8]
-                written.append(sample)
+                samples.append(sample)
         session.close()
-        return written
+        return samples
 
     fast, slow = play(cached()), play(generating())
     assert [s.ids for s in fast] == [s.ids for s in slow]
-    for one, other in zip(fast, slow, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for sample, reference in zip(fast, slow, strict=True):
+        assert sample.logprobs == pytest.approx(reference.logprobs, abs=1e-4)
 
 
 def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after(fed: Any) -> None:
@@ -189,8 +189,8 @@ def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after(fed
     assert fed[:2] == [(1, 2), (3, 4)]
     expected = generating().open(Sampling(1.0, seed=2)).generate(requests)
     assert [s.ids for s in samples] == [s.ids for s in expected]
-    for one, other in zip(samples, expected, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for sample, reference in zip(samples, expected, strict=True):
+        assert sample.logprobs == pytest.approx(reference.logprobs, abs=1e-4)
 
 
 def test_a_sampler_ignores_the_policys_own_generation_defaults_and_keeps_them() -> None:
@@ -264,12 +264,12 @@ def test_draws_at_the_edges() -> None:
 
 def test_a_stop_string_is_found_within_a_turn_only_and_in_any_token() -> None:
     finder = StopFinder(CharacterCodec(), ("ab", "xyz"))
-    text = CharacterCodec().encode
-    assert finder.completes(text("..ab"))
-    assert finder.completes(text("wxyz"))
-    assert not finder.completes(text("b"))  # its "a" would be of the turn before
-    assert not finder.completes(text("a.b"))
-    assert not finder.completes(text("aba"))
+    encode = CharacterCodec().encode
+    assert finder.completes(encode("..ab"))
+    assert finder.completes(encode("wxyz"))
+    assert not finder.completes(encode("b"))  # its "a" would be of the turn before
+    assert not finder.completes(encode("a.b"))
+    assert not finder.completes(encode("aba"))
     assert not StopFinder(CharacterCodec(), ()).completes([1])
 
     class Pieces(CharacterCodec):
@@ -293,17 +293,17 @@ def test_a_stop_string_is_found_within_a_turn_only_and_in_any_token() -> None:
 def test_a_frozen_head_in_bfloat16_is_given_the_last_states_alone() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer).to(torch.bfloat16).requires_grad_(False)  # pyright: ignore[reportArgumentType]
-    seen: list[torch.Tensor] = []
-    model.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    inputs: list[torch.Tensor] = []
+    model.lm_head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     sampler = CachedSampler(opens(model), HFCodec(tokenizer), 0)
     sampler.open(Sampling()).generate([SampleRequest(i, (4 + i, 5, 6), 2) for i in range(3)])
-    assert [tuple(states.shape[:2]) for states in seen] == [(3, 1), (3, 1)]
-    assert all(states.is_contiguous() for states in seen)
+    assert [tuple(states.shape[:2]) for states in inputs] == [(3, 1), (3, 1)]
+    assert all(states.is_contiguous() for states in inputs)
 
 
 @pytest.mark.parametrize("kind", [CachedSampler, GenerateSampler])
 def test_one_autocast_is_open_for_all_tokens_of_a_call(kind: Any) -> None:
-    opened, seen = [0], []
+    opened, cast = [0], []
 
     @contextmanager
     def casts() -> Iterator[None]:
@@ -311,7 +311,7 @@ def test_one_autocast_is_open_for_all_tokens_of_a_call(kind: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             yield
 
-    hook = MODEL.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    hook = MODEL.register_forward_pre_hook(lambda *_: cast.append(torch.is_autocast_enabled("cpu")))
     session = kind(opens(MODEL), CODEC, PAD, casts).open(Sampling(1.0, (), 3))
     assert not torch.is_autocast_enabled("cpu")  # while the environment answers
     ids = tuple(CODEC.encode("abc"))
@@ -319,8 +319,8 @@ def test_one_autocast_is_open_for_all_tokens_of_a_call(kind: Any) -> None:
     session.close()
     hook.remove()
     assert opened == [1]
-    assert len(seen) > 1
-    assert all(seen)
+    assert len(cast) > 1
+    assert all(cast)
     with torch.autocast("cpu", torch.bfloat16):
         expected = forward_logprobs(MODEL, ids, sample.ids, 1.0)
     torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=0.05, rtol=0.0)

@@ -128,7 +128,7 @@ class Letters:
             split: [Task(f"{split}{i}", f"{letters[first + i]}?", ("a",)) for i in range(n)]
             for split, first, n in (("train", 0, count), ("validation", 30, 2), ("test", 32, 2))
         }
-        self.seen: list[Action] = []
+        self.actions: list[Action] = []
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._tasks[split]
@@ -137,10 +137,10 @@ class Letters:
         return [{"role": "user", "content": prompt.hint + prompt.instruction + task.question}]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        self.seen += actions
-        return [self._one(action) for action in actions]
+        self.actions += actions
+        return [self._response(action) for action in actions]
 
-    def _one(self, action: Action) -> Response:
+    def _response(self, action: Action) -> Response:
         if "e" in action.text:
             return Response(done=True, action="answer")
         if "d" in action.text:

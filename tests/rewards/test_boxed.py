@@ -30,8 +30,8 @@ def parse(text, *_, **__):
     if "x" in text:
         return [text]
     return [sum(map(Fraction, text.replace("\\frac12", "1/2").split("+")))]
-def verify(gold, own, **_):
-    return gold == own
+def verify(gold, answer, **_):
+    return gold == answer
 """
 """In place of math_verify, in workers that are only started, ended and killed: it loads at once."""
 
@@ -101,8 +101,8 @@ def test_any_balanced_content_is_read_back(before: str, content: str, after: str
 
 @given(st.text(alphabet="\\boxed{} 1"))
 def test_any_text_has_a_last_box_or_none(text: str):
-    found = last_boxed(text)
-    assert found is None or f"{{{found}}}" in text
+    content = last_boxed(text)
+    assert content is None or f"{{{content}}}" in text
 
 
 def test_deep_and_many_boxes_are_read_in_linear_time():
@@ -175,8 +175,8 @@ def test_equality_as_mathematics(reward: BoxedReward):
         (r"\frac{1}{0}", "5"), (r"\frac{", "5"), ("?", "5"),
         ("\ud800\x00\n", "5"),
     ]  # fmt: skip
-    found = reward.score([(answer, [truth]) for answer, truth in equal + unequal])
-    assert found == [1.0] * len(equal) + [0.0] * len(unequal)
+    scores = reward.score([(answer, [truth]) for answer, truth in equal + unequal])
+    assert scores == [1.0] * len(equal) + [0.0] * len(unequal)
     assert reward("1/2", ["7", "x", "0.5"]) == 1.0
 
 
@@ -191,20 +191,20 @@ def test_threads_take_turns(reward: BoxedReward):
 @pytest.mark.usefixtures("stand_in")
 def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
     impatient = BoxedReward(0.6)
-    found = impatient.score([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
-    assert found == [1.0, 0.0, 1.0]
+    scores = impatient.score([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
+    assert scores == [1.0, 0.0, 1.0]
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_large_batches_have_several_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(boxed.os, "cpu_count", lambda: 3)
-    own = BoxedReward(30.0)
+    reward = BoxedReward(30.0)
     pairs = [(f"{i}/2", [str(i / 2 + i % 2)]) for i in range(1, 81)]
-    assert own.score(pairs) == [float(i % 2 == 0) for i in range(1, 81)]
-    assert len(own._idle) == 3
+    assert reward.score(pairs) == [float(i % 2 == 0) for i in range(1, 81)]
+    assert len(reward._idle) == 3
 
 
-def worker(reward: BoxedReward) -> int:
+def worker_pid(reward: BoxedReward) -> int:
     return reward._idle[0]._process.pid
 
 
@@ -213,13 +213,13 @@ def test_a_worker_is_kept_and_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     reward = BoxedReward(30.0)
     assert reward._idle == []
     assert reward("1/2", ["0.5"]) == 1.0
-    first = worker(reward)
+    first = worker_pid(reward)
     assert reward("1/2", ["0.25"]) == 0.0
-    assert worker(reward) == first
+    assert worker_pid(reward) == first
     os.kill(first, signal.SIGKILL)
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert reward("1/2", ["0.5"]) == 1.0
-    assert worker(reward) != first
+    assert worker_pid(reward) != first
     # Plain integers leave other ground truths to it.
     strict = BoxedReward(30.0, plain_integers=True)
     assert strict(r"\frac12", ["0", "0.5"]) == 1.0
@@ -242,19 +242,19 @@ def test_an_interrupt_leaves_no_stale_reply():
     # Not SIGINT, which a run in the background may ignore.
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        own = BoxedReward(30.0)
-        assert own("1/2", ["0.5"]) == 1.0
+        reward = BoxedReward(30.0)
+        assert reward("1/2", ["0.5"]) == 1.0
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Interrupted):
             # Takes half a second; its reply would be taken for that to the next question.
-            own("+".join("1" * 400), ["400"])
-        assert own.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
+            reward("+".join("1" * 400), ["400"])
+        assert reward.score([("1/2", ["0.25"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
 
 
-def gone(pid: int, seconds: float) -> bool:
+def ends_within(pid: int, seconds: float) -> bool:
     """Whether the process, nobody's child any more, ends within these seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -288,7 +288,7 @@ def test_a_worker_does_not_outlive_its_parent(way: str):
     )
     assert result.returncode == (0 if way == "ends" else -signal.SIGKILL)
     # One that computes is ended by its own alarm, 2.5 s after the question.
-    assert gone(int(result.stdout), 10.0)
+    assert ends_within(int(result.stdout), 10.0)
 
 
 def test_what_math_verify_may_do_when_it_is_loaded(
@@ -304,7 +304,7 @@ def test_what_math_verify_may_do_when_it_is_loaded(
         "print('{\"ready\": true}')\n"
         "LatexExtractionConfig = dict\n"
         "def parse(text, *_, **__): print('{\"equal\": true}'); return [text]\n"
-        "def verify(gold, own, **_): return gold == own\n"
+        "def verify(gold, answer, **_): return gold == answer\n"
     )
     assert BoxedReward(30.0).score([("a", ["b"]), ("c", ["d"])]) == [0.0, 0.0]
 

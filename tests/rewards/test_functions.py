@@ -45,21 +45,21 @@ def rollout(
     return make_trajectory(assignment, 0.0, turns=turns, answer=answer, **tokens)
 
 
-def scored(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> list[Trajectory]:
-    given = [rollout(0), rollout(1)] if rollouts is None else rollouts
-    return RewardFunctions(functions)(given, environment())
+def score(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> list[Trajectory]:
+    batch = [rollout(0), rollout(1)] if rollouts is None else rollouts
+    return RewardFunctions(functions)(batch, environment())
 
 
 def error_of(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        scored(*functions, rollouts=rollouts)
+        score(*functions, rollouts=rollouts)
     text = str(caught.value)
     assert text.startswith("rewards: ")
     assert "\n" not in text
     return text
 
 
-def weighted(function: Any, weight: Any) -> WeightedReward:
+def weigh(function: Any, weight: Any) -> WeightedReward:
     return WeightedReward(function=function, weight=weight)
 
 
@@ -75,7 +75,7 @@ def test_plain_questions_give_texts_and_columns() -> None:
 
     turns = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     columns = {"question": "q?", "examples": turns}  # a conversation beside the question
-    scored(spy, rollouts=[rollout(i, ("a", "b"), {**columns, "level": i}) for i in range(2)])
+    score(spy, rollouts=[rollout(i, ("a", "b"), {**columns, "level": i}) for i in range(2)])
     expected = {
         "prompts": ["Do it.\n\nq0?", "Do it.\n\nq1?"],
         "completions": ["ab", "ab"],
@@ -88,15 +88,13 @@ def test_plain_questions_give_texts_and_columns() -> None:
     assert arguments == arguments | expected
     # A column goes before our ground truths, and is None where a row lacks it.
     columns = {"ground_truths": "raw", "completions": "x"}
-    scored(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
+    score(spy, rollouts=[rollout(0, columns=columns), rollout(1, columns={"b": 2})])
     expected = {"ground_truths": ["raw", None], "completions": ["yes", "yes"], "b": [None, 2]}
     assert arguments == arguments | expected
     # A function that changes a column changes its own copy.
     columns = {"words": ["a", "b"]}
     rows = [rollout(i, columns=columns) for i in range(2)]
-    results = scored(
-        lambda words: [float(len([*row, row.clear()])) for row in words], rollouts=rows
-    )
+    results = score(lambda words: [float(len([*row, row.clear()])) for row in words], rollouts=rows)
     assert [t.reward for t in results] == [3.0, 3.0]
     assert columns == {"words": ["a", "b"]}
 
@@ -130,9 +128,9 @@ def brief(completions: list[str]) -> list[Any]:
 
 
 def test_a_text_beside_a_value_is_feedback() -> None:
-    alone = scored(exact)
+    alone = score(exact)
     assert [(t.reward, t.feedback) for t in alone] == [(0.25, "The sum is off by 3."), (1.0, "")]
-    first, second = scored(exact, weighted(brief, 2.0))
+    first, second = score(exact, weigh(brief, 2.0))
     assert (first.reward, second.reward) == (1.25, 3.0)
     assert first.parts == {"exact": 0.25, "brief": 0.5}
     assert first.feedback.startswith("exact: The sum is off by 3.\nbrief: aaa")
@@ -151,7 +149,7 @@ def test_a_function_that_returns_none_is_left_out_of_that_sum() -> None:
     async def small(completions: list[str], level: list[int]) -> list[Any]:
         return [(0.5, "small") if n < 2 else (None, "large") for n in level]
 
-    functions = RewardFunctions([weighted(even, 2.0), small])
+    functions = RewardFunctions([weigh(even, 2.0), small])
     results = functions([rollout(n, columns={"level": n}) for n in range(4)], environment())
     assert [t.reward for t in results] == [2.5, 0.5, 2.0, 0.0]
     assert [dict(t.parts) for t in results[1:]] == [{"small": 0.5}, {"even": 1.0}, {}]
@@ -176,7 +174,7 @@ def test_names_and_weights_of_every_kind_of_function() -> None:
         [
             Length(3),
             functools.partial(scaled, factor=2.0),
-            weighted(functools.partial(scaled, factor=3.0), -0.5),
+            weigh(functools.partial(scaled, factor=3.0), -0.5),
             lambda completions: [4.0] * len(completions),
             "exact_match",
         ]
@@ -220,20 +218,20 @@ def test_async_functions_run_together_and_on_the_same_loop_each_time() -> None:
     ],
 )
 def test_numbers_of_every_kind(values: Any) -> None:
-    rewards = [t.reward for t in scored(lambda completions: values)]
+    rewards = [t.reward for t in score(lambda completions: values)]
     assert rewards == [0.5, 1.0]
     assert all(type(reward) is float for reward in rewards)
 
 
 def test_no_rollouts_call_nothing() -> None:
-    assert scored(lambda: 1 / 0, rollouts=[]) == []
+    assert score(lambda: 1 / 0, rollouts=[]) == []
 
 
 # ---- what is wrong
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "parts"),
     [
         ([1.0], ["f returned [1.0]; expected a list of 2 numbers, one for each completion"]),
         ([float("nan"), 1.0], ["f returned nan for task t0", "a finite number, None where"]),
@@ -244,12 +242,12 @@ def test_no_rollouts_call_nothing() -> None:
         (torch.tensor(1.0), ["f returned 1.0; expected a list of 2 numbers"]),
     ],
 )  # fmt: skip
-def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
+def test_values_that_are_no_rewards(values: Any, parts: list[str]) -> None:
     def f(completions: list[str]) -> Any:
         return values
 
     text = error_of(f)
-    for part in said:
+    for part in parts:
         assert part in text
 
 
@@ -278,10 +276,10 @@ def parsed(completions: list[str]) -> list[float]:
 def test_an_exception_is_said_with_function_and_line() -> None:
     rows = [rollout(0, columns={"gold": {"answer": "1"}}), rollout(1, columns={"gold": {}})]
     line = raises.__code__.co_firstlineno + 1
-    where = f"(test_functions.py, line {line}); fix the function: it gets texts"
+    place = f"(test_functions.py, line {line}); fix the function: it gets texts"
     for function in (raises, functools.partial(raises)):
         text = error_of(function, rollouts=rows)
-        assert text.startswith(f"rewards: raises raised KeyError: 'answer' {where}")
+        assert text.startswith(f"rewards: raises raised KeyError: 'answer' {place}")
     # In a library, the line that called it.
     line = parsed.__code__.co_firstlineno + 1
     assert f"(test_functions.py, line {line})" in error_of(parsed)
@@ -301,15 +299,15 @@ def generates(completions: list[str]) -> Iterator[float]:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
     ],
 )  # fmt: skip
-def test_what_a_function_does_is_one_line(function: Any, said: str) -> None:
-    assert said in error_of(function, rollouts=[rollout(0)])
+def test_what_a_function_does_is_one_line(function: Any, message: str) -> None:
+    assert message in error_of(function, rollouts=[rollout(0)])
 
 
 def test_a_function_is_told_how_to_get_the_other_form() -> None:
@@ -321,25 +319,25 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
 
     text = error_of(reads_messages)
     assert "it gets texts (messages: true for it in rewards gives chat messages)" in text
-    assert scored(WeightedReward(function=reads_messages, messages=True))[0].reward == 3.0
+    assert score(WeightedReward(function=reads_messages, messages=True))[0].reward == 3.0
     chat = [rollout(0, columns=CHAT, chat=True)]
-    (found,) = scored(WeightedReward(function=reads_texts, messages=False), rollouts=chat)
-    assert found.reward == 1.0
+    (result,) = score(WeightedReward(function=reads_texts, messages=False), rollouts=chat)
+    assert result.reward == 1.0
     text = error_of(reads_texts, rollouts=chat)
     assert "it gets chat messages (messages: false for it in rewards gives texts)" in text
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("function", "parts"),
     [
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, boxed"]),
         (None, ["rewards: there are none"]),
         ("math:pi", ["math:pi is no function"]),
     ],
 )
-def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
-    with raises_line(*said):
-        RewardFunctions([given] if given else [])
+def test_what_is_no_reward_function(function: Any, parts: list[str]) -> None:
+    with raises_line(*parts):
+        RewardFunctions([function] if function else [])
 
 
 # ---- by name
@@ -360,12 +358,12 @@ def test_our_own_rewards(
     name: str, text: str | None, answers: tuple[str, ...], reward: float
 ) -> None:
     texts = () if text is None else (text,)
-    (found,) = scored(name, rollouts=[rollout(0, texts, answers=answers)])
-    assert found.parts == {name: pytest.approx(reward)}
-    assert found.reward == found.parts[name]
+    (result,) = score(name, rollouts=[rollout(0, texts, answers=answers)])
+    assert result.parts == {name: pytest.approx(reward)}
+    assert result.reward == result.parts[name]
 
 
 def test_what_the_mean_is_called() -> None:
     assert RewardFunctions(["boxed"]).measure == "exact match"
-    for functions in ([weighted("exact_match", 2.0)], ["exact_match", "f1_squad"], [Length(1)]):
+    for functions in ([weigh("exact_match", 2.0)], ["exact_match", "f1_squad"], [Length(1)]):
         assert RewardFunctions(functions).measure == "mean reward"

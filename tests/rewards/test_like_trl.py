@@ -101,12 +101,12 @@ COUNTER_REPLIES = [
 class Recorder:
     """A reward function that keeps what it was given."""
 
-    given: dict[str, Any] = field(default_factory=dict[str, Any])
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def __call__(self, **given: Any) -> list[float | None]:
-        self.given = given
-        given["log_metric"]("seen", len(given["completions"]))
-        return [None if i % 3 == 1 else float(i) for i in range(len(given["completions"]))]
+    def __call__(self, **kwargs: Any) -> list[float | None]:
+        self.kwargs = kwargs
+        kwargs["log_metric"]("seen", len(kwargs["completions"]))
+        return [None if i % 3 == 1 else float(i) for i in range(len(kwargs["completions"]))]
 
 
 def structure(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -135,15 +135,15 @@ class Scripted(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, *_: Any, **again: Any) -> Any:
         if not again:
             self._starts = [list(ids) for ids in prompt_ids]
-            self._left = [list(turns) for turns in self.replies]
+            self._remaining = [list(turns) for turns in self.replies]
         rows = [
             next(row for row, start in enumerate(self._starts) if ids[: len(start)] == start)
             for ids in prompt_ids
         ]
-        return [encoded(self.processing_class, self._left[row].pop(0)) for row in rows], None
+        return [encode(self.processing_class, self._remaining[row].pop(0)) for row in rows], None
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -152,7 +152,7 @@ def of_trl(
     replies: list[list[str]],
     rows: list[dict[str, Any]],
     functions: list[Any],
-    **given: Any,
+    **options: Any,
 ) -> list[list[float]]:
     """Return TRL's rewards per function, NaN for None."""
     args = GRPOConfig(
@@ -164,7 +164,7 @@ def of_trl(
         reward_funcs=functions,
         args=args,
         train_dataset=Dataset.from_list(rows),
-        **given,
+        **options,
     )
     trainer.replies = replies
     values: list[Any] = []
@@ -189,9 +189,9 @@ def of_cotune(
     assignments = [Assignment(t, prompt, prompt, "i0", 0) for t in environment.tasks("train")]
     limits = Limits(turns=3, turn_tokens=400, observation_tokens=400, trajectory_tokens=400)
     episodes = new_episodes(assignments, environment, codec, limits)
-    sampler = ScriptedSampler(codec, lambda row, turn, _: encoded(tokenizer, replies[row][turn]))
-    done = run_episodes(episodes, environment, sampler.open(Sampling()), rewards)
-    return [[t.parts.get(name) for name in rewards.weights(environment)] for t in done]
+    sampler = ScriptedSampler(codec, lambda row, turn, _: encode(tokenizer, replies[row][turn]))
+    rollouts = run_episodes(episodes, environment, sampler.open(Sampling()), rewards)
+    return [[t.parts.get(name) for name in rewards.weights(environment)] for t in rollouts]
 
 
 def classifier(folder: Path) -> str:
@@ -219,11 +219,11 @@ def without_nan(values: list[list[float]]) -> list[list[float | None]]:
     return [[None if value != value else pytest.approx(value) for value in row] for row in values]
 
 
-def check(ours: Recorder, theirs: Recorder) -> None:
+def check(recorder: Recorder, trl_recorder: Recorder) -> None:
     for name in ("prompts", "completions", "completion_ids", "answer"):
-        assert ours.given[name] == theirs.given[name]
+        assert recorder.kwargs[name] == trl_recorder.kwargs[name]
     added = {"prompt", "ground_truths"}
-    assert ours.given.keys() - added == theirs.given.keys()
+    assert recorder.kwargs.keys() - added == trl_recorder.kwargs.keys()
 
 
 def tokenizer_for(environment: TaskEnvironment) -> PreTrainedTokenizerBase:
@@ -237,12 +237,12 @@ LAYOUT = PromptInData(text=SYSTEM)
 
 def test_tools(tmp_path: Path) -> None:
     rows = rows_of(len(TOOL_REPLIES))
-    theirs, ours = Recorder(), Recorder()
+    trl_recorder, recorder = Recorder(), Recorder()
     functions = [structure, judge]
-    expected = of_trl(tmp_path, TOOL_REPLIES, rows, [theirs, *functions], tools=[add, later])
+    expected = of_trl(tmp_path, TOOL_REPLIES, rows, [trl_recorder, *functions], tools=[add, later])
     environment = ToolEnvironment([add, later], tasks(rows), SYSTEM, LAYOUT)
-    values = of_cotune(environment, TOOL_REPLIES, [ours, *functions])
-    check(ours, theirs)
+    values = of_cotune(environment, TOOL_REPLIES, [recorder, *functions])
+    check(recorder, trl_recorder)
     assert values == without_nan(expected)
     assert {row[1] for row in values} == {0.0, 0.1}
 
@@ -250,14 +250,12 @@ def test_tools(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 def test_environments(tmp_path: Path) -> None:
     rows = rows_of(len(COUNTER_REPLIES))
-    theirs, ours = Recorder(), Recorder()
-    expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [theirs], environment_factory=Counter)
+    trl_recorder, recorder = Recorder(), Recorder()
+    expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [trl_recorder], environment_factory=Counter)
     environment = from_trl(Counter, tasks(rows), SYSTEM, LAYOUT)
-    values = of_cotune(environment, COUNTER_REPLIES, [ours])
-    counts = [
-        [environment.count for environment in r.given.pop("environments")] for r in (ours, theirs)
-    ]
-    check(ours, theirs)
+    values = of_cotune(environment, COUNTER_REPLIES, [recorder])
+    counts = [[env.count for env in r.kwargs.pop("environments")] for r in (recorder, trl_recorder)]
+    check(recorder, trl_recorder)
     assert counts == [[4, 0, 0]] * 2
     assert values == without_nan(expected) == [[0.0, 4.0], [None, None], [2.0, None]]
 
@@ -268,20 +266,20 @@ def test_questions_without_tools(plain: bool, tmp_path: Path) -> None:
     rows = rows_of(len(replies))
     if plain:
         rows = [row | {"prompt": f"{SYSTEM} q{i}? <|im_start|>"} for i, row in enumerate(rows)]
-    theirs, ours, model = Recorder(), Recorder(), classifier(tmp_path / "judge")
-    expected = of_trl(tmp_path, replies, rows, [theirs, model])
+    trl_recorder, recorder, model = Recorder(), Recorder(), classifier(tmp_path / "judge")
+    expected = of_trl(tmp_path, replies, rows, [trl_recorder, model])
     environment = SingleTurnEnvironment(tasks(rows), SYSTEM, LAYOUT)
-    values = of_cotune(environment, replies, [ours, model])
-    check(ours, theirs)
+    values = of_cotune(environment, replies, [recorder, model])
+    check(recorder, trl_recorder)
     assert values == without_nan(expected)
 
 
 def test_models_as_rewards(tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(POLICY, num_labels=1)
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    given = [model, "exact_match", exact, classifier(tmp_path / "judge")]
+    functions = [model, "exact_match", exact, classifier(tmp_path / "judge")]
     args = GRPOConfig(str(tmp_path), reward_weights=[1, 2, 3, 4], use_cpu=True, bf16=False)
-    rewards = rewards_of_trainer(given, [tokenizer, None, None, None], args)
+    rewards = rewards_of_trainer(functions, [tokenizer, None, None, None], args)
     assert rewards is not None
     weights = rewards.weights(SingleTurnEnvironment({}, ""))
     assert weights == {"policy": 1, "exact_match": 2, "exact": 3, "judge": 4}
@@ -297,7 +295,7 @@ def test_models_as_rewards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "tokenizers", "said"),
+    ("functions", "tokenizers", "message"),
     [
         ([structure], None, "reward_weights has 2 entries for 1 reward functions"),
         ([structure, judge], [None], "reward_processing_classes has 1 entries for 2 reward functions"),
@@ -307,11 +305,11 @@ def test_models_as_rewards(tmp_path: Path) -> None:
 def test_what_is_no_reward_of_a_trainer(
     functions: list[Any],
     tokenizers: Any,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     args = GRPOConfig(str(tmp_path), reward_weights=[1.0, 0.5], use_cpu=True, bf16=False)
-    with raises_line(said):
+    with raises_line(message):
         rewards_of_trainer(functions, tokenizers, args)

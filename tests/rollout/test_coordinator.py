@@ -76,7 +76,7 @@ class Diary(Record):
         self.lines.append(("rollouts", purpose, rollouts, generated_tokens))
 
 
-class Told(StaticStrategy):
+class DiaryStrategy(StaticStrategy):
     """The static strategy, telling when it is called; verifies two rollouts at every step."""
 
     def __init__(self, diary: Diary) -> None:
@@ -113,7 +113,7 @@ def make(
     diary = diary or Diary()
     codec = CharacterCodec()
     return Coordinator(
-        strategy=strategy or Told(diary),
+        strategy=strategy or DiaryStrategy(diary),
         environment=environment or Yes(),
         codec=codec,
         sampler=ScriptedSampler(codec, reply),
@@ -125,7 +125,7 @@ def make(
     )
 
 
-def opened(coordinator: Coordinator) -> list[Any]:
+def samplings(coordinator: Coordinator) -> list[Any]:
     assert isinstance(coordinator.sampler, ScriptedSampler)
     return coordinator.sampler.opened
 
@@ -150,13 +150,13 @@ def test_an_evaluation_is_greedy_under_the_best_prompt_and_changes_nothing() -> 
     diary = Diary()
     coordinator = make(diary)
     before = coordinator.state_dict()
-    got = coordinator.evaluate(TASKS)
+    rollouts = coordinator.evaluate(TASKS)
     assert coordinator.state_dict() == before
     assert diary.lines == [("rollouts", "evaluate", 4, 1 + 2 + 3 + 1)]
-    assert all(t.assignment.sampled == Prompt("say ") == t.assignment.trained for t in got)
-    assert [s.temperature for s in opened(coordinator)] == [0.0]
-    (under,) = coordinator.evaluate(TASKS[:1], Prompt("shout "))
-    assert under.assignment.sampled.instruction == "shout "
+    assert all(t.assignment.sampled == Prompt("say ") == t.assignment.trained for t in rollouts)
+    assert [s.temperature for s in samplings(coordinator)] == [0.0]
+    (rollout,) = coordinator.evaluate(TASKS[:1], Prompt("shout "))
+    assert rollout.assignment.sampled.instruction == "shout "
 
 
 def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> None:
@@ -168,10 +168,10 @@ def test_draws_are_keyed_by_seed_purpose_step_and_call_and_by_nothing_else() -> 
                 coordinator.evaluate(TASKS)
 
         evaluate()
-        count = len(opened(coordinator))
+        count = len(samplings(coordinator))
         one_step(coordinator, TASKS, 1, step, evaluate)
-        assert opened(coordinator)[count].temperature == 0.7
-        return [s.seed for s in opened(coordinator)[count:] if s.temperature > 0]
+        assert samplings(coordinator)[count].temperature == 0.7
+        return [s.seed for s in samplings(coordinator)[count:] if s.temperature > 0]
 
     verify, train = seeds()
     assert verify != train
@@ -186,8 +186,8 @@ def test_rows_per_call_changes_no_row_and_no_seed_and_limits_reach_the_episodes(
         coordinator = make(settings=RolloutSettings(seed=5, rows_per_call=rows_per_call))
         trajectories, _ = one_step(coordinator, TASKS, 2, STEP)
         assert [len(t.own_text) for t in trajectories] == [1 + row % 3 for row in range(8)]
-        assert len({s.seed for s in opened(coordinator)}) == 2  # one verification, one batch
-        assert len(opened(coordinator)) == 2  # a session each, in however many parts
+        assert len({s.seed for s in samplings(coordinator)}) == 2  # one verification, one batch
+        assert len(samplings(coordinator)) == 2  # a session each, in however many parts
         assert isinstance(coordinator.sampler, ScriptedSampler)
         assert max(map(len, coordinator.sampler.requests)) <= rows_per_call
     # Limits and context reach the episodes.
@@ -216,13 +216,13 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     coordinator = make()
     one_step(coordinator, TASKS, 2, STEP)
     state = coordinator.state_dict()
-    other = make()
-    other.load_state_dict(state)
-    assert other.state_dict() == state
-    assert other.current_step == 3
+    restored = make()
+    restored.load_state_dict(state)
+    assert restored.state_dict() == state
+    assert restored.current_step == 3
     older: State = {**state, "schema_version": 2}
     with pytest.raises(EngineError, match=r"schema_version 2; .*reads 3"):
-        other.load_state_dict(older)
+        restored.load_state_dict(older)
 
     # An LLM with a state is saved with the run.
     class Counting(ScriptedLLM):
@@ -342,7 +342,7 @@ def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) ->
         coordinator = make(diaries[comm.rank], comm)
         together = one_step(coordinator, tasks, group_size, STEP)
         assert coordinator.evaluate(tasks) == make().evaluate(tasks)
-        assert len(opened(coordinator)) == 3  # also on a rank that no row is left for
+        assert len(samplings(coordinator)) == 3  # also on a rank that no row is left for
         return together
 
     assert on_two_ranks(work) == [alone, alone]
@@ -369,15 +369,15 @@ def test_reward_functions_score_each_ranks_share() -> None:
     assert alone[1]["reward_metric/longest"] == 3.0
 
 
-@pytest.mark.parametrize(("fails_on", "where"), [("q3", "rank 1"), ("q0", "rank 0")])
-def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, where: str) -> None:
+@pytest.mark.parametrize(("fails_on", "rank"), [("q3", "rank 1"), ("q0", "rank 0")])
+def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, rank: str) -> None:
     def work(comm: ThreadRank) -> Any:
         quiet = StaticStrategy("say ")
         return one_step(make(comm=comm, environment=Yes(fails_on), strategy=quiet), TASKS, 2, STEP)
 
     for outcome in on_two_ranks(work):
         assert isinstance(outcome, EngineError)
-        assert str(outcome) == f"a rollout failed; {where}: ValueError: boom"
+        assert str(outcome) == f"a rollout failed; {rank}: ValueError: boom"
 
 
 def test_one_process_raises_the_error_itself_and_closes_the_session(

@@ -38,7 +38,7 @@ CODEC = CharacterCodec()
 TASKS = [Task(f"t{number}", f"{number}?", ()) for number in range(24)]
 
 
-class Drawn:
+class RandomSession:
     """A session of a policy that writes letters drawn for row and place, in any order and time."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -57,7 +57,7 @@ class Drawn:
     def close(self) -> None: ...
 
 
-class Apart(Drawn):
+class Apart(RandomSession):
     """The same policy, of which each row is sampled on its own."""
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -74,13 +74,13 @@ class Letters(TaskEnvironment):
         super().__init__({"train": TASKS}, "write. ")
         self.parallel_responses = parallel
         self.running = 0
-        self.most = 0
+        self.peak = 0
         self.batches: list[int] = []
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         self.batches.append(len(actions))
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.peak = max(self.peak, self.running)
         time.sleep(0.015)
         self.running -= 1
         return [
@@ -92,7 +92,7 @@ class Letters(TaskEnvironment):
         return float(len(trajectory.own_text)), trajectory.own_text
 
 
-def run(session: Drawn, environment: TaskEnvironment) -> list[Trajectory]:
+def run(session: RandomSession, environment: TaskEnvironment) -> list[Trajectory]:
     plain = Prompt("write. ")
     assignments = [Assignment(task, plain, plain, "i0", group) for group, task in enumerate(TASKS)]
     limits = Limits(turns=5)
@@ -102,20 +102,20 @@ def run(session: Drawn, environment: TaskEnvironment) -> list[Trajectory]:
 
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_no_order_of_ends_changes_a_rollout(parallel: int) -> None:
-    in_lock_step = run(Drawn(), Letters(parallel))
+    in_lock_step = run(RandomSession(), Letters(parallel))
     assert len({len(t.turns) for t in in_lock_step}) > 3
     orders: set[tuple[int, ...]] = set()
-    most: list[int] = []
+    peaks: list[int] = []
     for seed in range(5):
         session = Apart(seed)
         environment = Letters(parallel)
         assert run(session, environment) == in_lock_step
-        most.append(environment.most)
+        peaks.append(environment.peak)
         assert max(environment.batches) > 1  # what is ready at the same time is one call
         orders.add(tuple(session.answered))
     assert len(orders) == 5
-    assert max(most) <= parallel
-    assert (max(most) > 1) == (parallel > 1)  # in one of the orders, however busy the machine
+    assert max(peaks) <= parallel
+    assert (max(peaks) > 1) == (parallel > 1)  # in one of the orders, however busy the machine
 
     async def cell() -> list[Trajectory]:
         return run(Apart(), Letters(parallel))
@@ -150,7 +150,7 @@ def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected", "said"),
+    ("error", "expected", "message"),
     [
         (ConfigError("down"), ConfigError, "^down$"),
         # These two a future does not take, or the event loop does not survive.
@@ -159,20 +159,20 @@ def test_episodes_go_apart_as_far_as_environment_and_retriever_allow() -> None:
     ],
 )
 def test_a_failure_ends_all_episodes_with_its_error(
-    raised: BaseException, expected: type[Exception], said: str
+    error: BaseException, expected: type[Exception], message: str
 ) -> None:
     class Broken(Letters):
         def respond(self, actions: Sequence[Action]) -> list[Response]:
             if len(self.batches) == 3:
-                raise raised
+                raise error
             return super().respond(actions)
 
     session = Apart()
-    with pytest.raises(expected, match=said):
+    with pytest.raises(expected, match=message):
         run(session, Broken(2))
     calls = session.calls
     time.sleep(0.05)
-    assert session.calls == calls < sum(len(t.turns) for t in run(Drawn(), Letters(1)))
+    assert session.calls == calls < sum(len(t.turns) for t in run(RandomSession(), Letters(1)))
 
 
 @pytest.mark.parametrize("in_notebook", [False, True])
@@ -198,7 +198,7 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
 
     session = Interrupted()
     # A worker of pytest-xdist ignores the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if in_notebook:
             asyncio.new_event_loop().run_until_complete(cell())
@@ -206,12 +206,12 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
             with pytest.raises(KeyboardInterrupt):
                 run(session, Letters(2))
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     assert session.calls < 60
     assert session.live == 0
 
 
-def within(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_with_timeout(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Fails where a waiter is never answered."""
     return asyncio.run(asyncio.wait_for(coroutine, 10))
 
@@ -228,7 +228,7 @@ def test_two_functions_of_one_thread_never_run_at_a_time() -> None:
 
     async def run() -> list[Any]:
         worker = Worker()
-        one, other = Together(double, worker=worker), Together(double, worker=worker)
-        return [await asyncio.gather(one(n), other(n)) for n in range(20)]
+        first, second = Together(double, worker=worker), Together(double, worker=worker)
+        return [await asyncio.gather(first(n), second(n)) for n in range(20)]
 
-    assert within(run()) == [[2 * n, 2 * n] for n in range(20)]
+    assert run_with_timeout(run()) == [[2 * n, 2 * n] for n in range(20)]

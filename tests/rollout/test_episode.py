@@ -47,15 +47,15 @@ class Echo(TaskEnvironment):
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         self.actions += actions
-        return [self._one(action.text) for action in actions]
+        return [self._response(action.text) for action in actions]
 
-    def _one(self, text: str) -> Response:
-        verb, _, rest = text.partition(" ")
+    def _response(self, text: str) -> Response:
+        verb, _, argument = text.partition(" ")
         if verb == "end":
-            return Response("never shown", done=True, action=rest)
+            return Response("never shown", done=True, action=argument)
         if verb == "break":
             return Response(failed=True, error="down")
-        return Response(rest, action=verb, error="" if verb == "say" else "not understood")
+        return Response(argument, action=verb, error="" if verb == "say" else "not understood")
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         return float(len(trajectory.own_text)), trajectory.turns[-1].text
@@ -77,36 +77,36 @@ def run(
 
 def test_a_completion_is_what_was_emitted_and_what_was_observed_token_by_token() -> None:
     first, second = [*CODEC.encode("say <b>"), 7, EOS], CODEC.encode("end answer")
-    got = run([first, second], assignment=HINTED)
+    result = run([first, second], assignment=HINTED)
     observation = CODEC.encode("<b>\x07")
-    assert got.completion_ids == (*first, *observation, *second, EOS)
-    assert got.mask == (1,) * len(first) + (0,) * len(observation) + (1,) * len(second) + (0,)
-    assert got.logprobs == tuple(-0.25 * own for own in got.mask)
-    assert got.turns == (Turn("say <b>\x07", "<b>\x07", "say"), Turn("end answer", "", "answer"))
-    assert got.sampled_prompt_ids == tuple(CODEC.encode("hint do q?"))
-    assert got.prompt_ids == tuple(CODEC.encode("do q?"))
-    assert (got.stop, got.reward, got.answer) == (StopReason.ANSWERED, 18.0, "end answer")
+    assert result.completion_ids == (*first, *observation, *second, EOS)
+    assert result.mask == (1,) * len(first) + (0,) * len(observation) + (1,) * len(second) + (0,)
+    assert result.logprobs == tuple(-0.25 * bit for bit in result.mask)
+    assert result.turns == (Turn("say <b>\x07", "<b>\x07", "say"), Turn("end answer", "", "answer"))
+    assert result.sampled_prompt_ids == tuple(CODEC.encode("hint do q?"))
+    assert result.prompt_ids == tuple(CODEC.encode("do q?"))
+    assert (result.stop, result.reward, result.answer) == (StopReason.ANSWERED, 18.0, "end answer")
 
 
 def test_turns_that_are_empty_or_closed_or_cut() -> None:
     # An EOS of the policy's own is trained on and not doubled.
-    got = run([[*CODEC.encode("end answer"), EOS]])
-    assert got.completion_ids.count(EOS) == 1
-    assert got.mask == (1,) * 11
-    assert got.turns[0].text == "end answer"
-    got = run([[], [EOS], "end answer"])
-    assert [turn.text for turn in got.turns] == ["", "", "end answer"]
-    assert got.turns[0].error == "not understood"
-    assert sum(got.mask) == 1 + len("end answer")
+    rollout = run([[*CODEC.encode("end answer"), EOS]])
+    assert rollout.completion_ids.count(EOS) == 1
+    assert rollout.mask == (1,) * 11
+    assert rollout.turns[0].text == "end answer"
+    rollout = run([[], [EOS], "end answer"])
+    assert [turn.text for turn in rollout.turns] == ["", "", "end answer"]
+    assert rollout.turns[0].error == "not understood"
+    assert sum(rollout.mask) == 1 + len("end answer")
     # Limits of a turn and of an observation are separate.
-    got = run(["say abcdefgh", "end answer"], Limits(turn_tokens=8, observation_tokens=3))
-    assert got.turns[0] == Turn("say abcd", "abc", "say")
-    assert got.turns[1].text == "end answ"
+    rollout = run(["say abcdefgh", "end answer"], Limits(turn_tokens=8, observation_tokens=3))
+    assert rollout.turns[0] == Turn("say abcd", "abc", "say")
+    assert rollout.turns[1].text == "end answ"
     # An observation is cut to the room that is left.
-    got = run(["say 4567"], Limits(trajectory_tokens=10))
-    assert shown(got, 1) == "say 4567"
-    assert got.turns[0].observation == "4"
-    assert len(got.completion_ids) == 10
+    rollout = run(["say 4567"], Limits(trajectory_tokens=10))
+    assert shown(rollout, 1) == "say 4567"
+    assert rollout.turns[0].observation == "4"
+    assert len(rollout.completion_ids) == 10
 
 
 def test_what_policy_and_environment_are_told() -> None:
@@ -138,14 +138,14 @@ def test_what_policy_and_environment_are_told() -> None:
 
     sampler = ScriptedSampler(CODEC, reply)
     episodes = new_episodes([PLAIN] * 3, environment, CODEC, Limits(), first_row=10)
-    got = run_episodes(episodes, environment, sampler.open(Sampling()))
+    rollouts = run_episodes(episodes, environment, sampler.open(Sampling()))
     assert [[r.row for r in requests] for requests in sampler.requests] == [
         [10, 11, 12],
         [10, 12],
         [10],
     ]
-    assert [len(t.turns) for t in got] == lengths
-    assert [t.turns[0].observation for t in got] == ["10", "", "12"]
+    assert [len(t.turns) for t in rollouts] == lengths
+    assert [t.turns[0].observation for t in rollouts] == ["10", "", "12"]
 
 
 @pytest.mark.parametrize(
@@ -169,63 +169,63 @@ def test_what_policy_and_environment_are_told() -> None:
     ],
 )
 def test_why_an_episode_ends(replies: list[Reply], limits: Limits, stop: StopReason) -> None:
-    got = run(replies, limits)
-    assert got.stop == stop
-    assert len(got.completion_ids) <= limits.trajectory_tokens
-    assert got.completion_ids[-1] == EOS
+    rollout = run(replies, limits)
+    assert rollout.stop == stop
+    assert len(rollout.completion_ids) <= limits.trajectory_tokens
+    assert rollout.completion_ids[-1] == EOS
 
 
 @pytest.mark.parametrize(("assignment", "prompt"), [(PLAIN, 5), (HINTED, 10)])
 def test_the_policys_context_ends_an_episode(assignment: Assignment, prompt: int) -> None:
-    got = run(["say 45678 and more"], assignment=assignment, context_tokens=prompt + 8)
-    assert got.stop == StopReason.CONTEXT_LIMIT
-    assert len(got.sampled_prompt_ids) + len(got.completion_ids) == prompt + 8
+    rollout = run(["say 45678 and more"], assignment=assignment, context_tokens=prompt + 8)
+    assert rollout.stop == StopReason.CONTEXT_LIMIT
+    assert len(rollout.sampled_prompt_ids) + len(rollout.completion_ids) == prompt + 8
     tighter = Limits(trajectory_tokens=6)
-    got = run(["say 4567"], tighter, assignment, context_tokens=prompt + 8)
-    assert got.stop == StopReason.TOKEN_LIMIT
+    rollout = run(["say 4567"], tighter, assignment, context_tokens=prompt + 8)
+    assert rollout.stop == StopReason.TOKEN_LIMIT
 
 
 @pytest.mark.parametrize(
-    ("limits", "context", "words"),
+    ("limits", "context", "parts"),
     [
         (Limits(prompt_tokens=9), None, ("task t", "10 tokens", "limits.prompt_tokens is 9")),
         (Limits(), 11, ("task t", "10 tokens", "context holds 11")),
     ],
 )
 def test_a_prompt_without_room_is_refused(
-    limits: Limits, context: int | None, words: tuple[str, ...]
+    limits: Limits, context: int | None, parts: tuple[str, ...]
 ) -> None:
-    with raises_line(*words):
+    with raises_line(*parts):
         run(["end answer"], limits, HINTED, context)
 
 
 def test_nothing_is_rendered_twice_or_encoded_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     # Equal prompts are rendered once.
-    calls: list[str] = []
+    prompts: list[str] = []
 
     class Rendering(CharacterCodec):
         def render(
             self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
         ) -> list[int]:
-            calls.append(messages[0]["content"])
+            prompts.append(messages[0]["content"])
             return super().render(messages)
 
     new_episodes([PLAIN, PLAIN, HINTED], Echo(), Rendering(), Limits())
-    assert calls == ["do q?", "hint do q?"]
+    assert prompts == ["do q?", "hint do q?"]
     # A huge observation is not encoded whole.
-    encoded: list[int] = []
+    lengths: list[int] = []
 
     class Counting(CharacterCodec):
         def encode(self, text: str) -> list[int]:
-            encoded.append(len(text))
+            lengths.append(len(text))
             return super().encode(text)
 
-    monkeypatch.setattr(Echo, "_one", lambda self, text: Response("x" * 10**6, action="say"))
+    monkeypatch.setattr(Echo, "_response", lambda self, text: Response("x" * 10**6, action="say"))
     episodes = new_episodes([PLAIN], Echo(), Counting(), Limits(turns=1, observation_tokens=3))
     session = ScriptedSampler(CODEC, ["say a"]).open(Sampling())
-    (got,) = run_episodes(episodes, Echo(), session)
-    assert got.turns[0].observation == "xxx"
-    assert max(encoded) == 3 * 256
+    (rollout,) = run_episodes(episodes, Echo(), session)
+    assert rollout.turns[0].observation == "xxx"
+    assert max(lengths) == 3 * 256
 
 
 turn = st.one_of(
@@ -255,20 +255,20 @@ def test_any_episode_is_consistent(
         (sample,) = session.generate([request])
         emitted += sample.ids
         episode.observe(environment.respond([episode.advance(sample.ids, sample.logprobs)])[0])
-    got = episode.trajectory()
-    assert len(got.completion_ids) == len(got.mask) == len(got.logprobs)
-    assert sum(got.mask) == got.generated_tokens == len(emitted)
-    own = [t for t, m in zip(got.completion_ids, got.mask, strict=True) if m]
-    assert own == emitted
-    assert all(value == 0.0 for value, m in zip(got.logprobs, got.mask, strict=True) if not m)
-    assert got.completion_ids[-1] == EOS
-    assert 1 <= len(got.completion_ids) <= limits.trajectory_tokens
-    assert context is None or len(got.prompt_ids) + len(got.completion_ids) <= context
-    assert len(got.turns) <= limits.turns
+    rollout = episode.trajectory()
+    assert len(rollout.completion_ids) == len(rollout.mask) == len(rollout.logprobs)
+    assert sum(rollout.mask) == rollout.generated_tokens == len(emitted)
+    own_ids = [t for t, m in zip(rollout.completion_ids, rollout.mask, strict=True) if m]
+    assert own_ids == emitted
+    assert all(logp == 0.0 for logp, m in zip(rollout.logprobs, rollout.mask, strict=True) if not m)
+    assert rollout.completion_ids[-1] == EOS
+    assert 1 <= len(rollout.completion_ids) <= limits.trajectory_tokens
+    assert context is None or len(rollout.prompt_ids) + len(rollout.completion_ids) <= context
+    assert len(rollout.turns) <= limits.turns
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("value", "part"),
     [
         ((float("nan"), None), r"gave \(nan, None\) for task t\w*; .* a finite number"),
         ((None, None), r"gave \(None, None\) for task t"),
@@ -276,23 +276,23 @@ def test_any_episode_is_consistent(
         ((1.0, ["7"]), r"gave \(1.0, \['7'\]\) for task t\w*; .*text or None"),
     ],
 )
-def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any, said: str) -> None:
+def test_a_score_that_is_no_finite_number_names_environment_and_task(value: Any, part: str) -> None:
     class Broken(Echo):
         def score(self, trajectory: Trajectory) -> Any:
-            return found
+            return value
 
     class BrokenBatch(Echo):
         def scores(self, trajectories: Sequence[Trajectory]) -> list[Any]:
-            return [found for _ in trajectories]
+            return [value for _ in trajectories]
 
-    done = run(["end answer."])
+    rollout = run(["end answer."])
     for environment, name in ((Broken(), "Broken.score"), (BrokenBatch(), "BrokenBatch.scores")):
-        with pytest.raises(ConfigError, match=f"{name} {said}.*fix `{name.split('.')[1]}`"):
-            score_all([done], environment)
+        with pytest.raises(ConfigError, match=f"{name} {part}.*fix `{name.split('.')[1]}`"):
+            score_all([rollout], environment)
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("result", "message"),
     [
         (None, "returned None for 1 actions; expected a list with a cotune.Response for each"),
         ([], r"returned \[\] for 1 actions"),
@@ -300,10 +300,10 @@ def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any,
         ([Response("good"), "x"], "returned 'x' for 1 actions"),
     ],
 )  # fmt: skip
-def test_a_response_that_cannot_be_used_names_the_environment(found: Any, said: str) -> None:
+def test_a_response_that_cannot_be_used_names_the_environment(result: Any, message: str) -> None:
     class Broken(Echo):
         def respond(self, actions: Sequence[Action]) -> Any:
-            return found
+            return result
 
-    with raises_line(match=f"environment: Broken.respond {said}"):
+    with raises_line(match=f"environment: Broken.respond {message}"):
         responses(Broken(), [Action(TASK, (Turn("x"),), "", False, 0)])

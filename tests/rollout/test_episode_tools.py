@@ -30,12 +30,12 @@ def repeat(text: str, times: int) -> str:
 ENVIRONMENT = ToolEnvironment([add, repeat], {"train": [TASK]}, "Add.")
 
 
-def calls(*made: tuple[str, dict[str, Any]]) -> list[int]:
-    written = "".join(tool_call(name, **arguments) for name, arguments in made)
-    return [*CODEC.encode(written), EOS]
+def encode_calls(*calls: tuple[str, dict[str, Any]]) -> list[int]:
+    text = "".join(tool_call(name, **arguments) for name, arguments in calls)
+    return [*CODEC.encode(text), EOS]
 
 
-ADD = calls(("add", {"a": 3, "b": 4}))
+ADD = encode_calls(("add", {"a": 3, "b": 4}))
 ANSWER = [*CODEC.encode("It is 7."), EOS]
 
 
@@ -79,12 +79,12 @@ def test_the_prompts_with_and_without_a_hint_both_show_the_tools() -> None:
 
 
 def test_results_share_the_limit_of_an_observation() -> None:
-    made = calls(
+    turn = encode_calls(
         ("repeat", {"text": "a", "times": 50}),
         ("repeat", {"text": "b", "times": 4}),
         ("repeat", {"text": "c", "times": 50}),
     )
-    trajectory = roll_out([made, ANSWER], Limits(turn_tokens=400, observation_tokens=24))
+    trajectory = roll_out([turn, ANSWER], Limits(turn_tokens=400, observation_tokens=24))
 
     assert shown(trajectory, 0) == f"[tool: {'a' * 10}][tool: bbbb][tool: {'c' * 10}]"
     assert (

@@ -12,7 +12,7 @@ from cotune.run.record import Record
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "statement"),
     [
         (
             {"validated": False, "trained": 4},
@@ -36,11 +36,11 @@ from cotune.run.record import Record
     ],
 )  # fmt: skip
 def test_a_record_says_what_is_kept_and_why(
-    fields: dict[str, object], said: str, tmp_path: Path
+    fields: dict[str, object], statement: str, tmp_path: Path
 ) -> None:
-    known = {"instruction": "Do.", "instruction_id": "i2", "step": 4}
-    record = BestRecord(**known | fields)  # type: ignore[arg-type]
-    assert record.statement() == said
+    defaults = {"instruction": "Do.", "instruction_id": "i2", "step": 4}
+    record = BestRecord(**defaults | fields)  # type: ignore[arg-type]
+    assert record.statement() == statement
     record.write(tmp_path)
     assert read_best(tmp_path) == record
 
@@ -54,14 +54,14 @@ def test_a_record_of_another_version(tmp_path: Path) -> None:
         read_best(tmp_path)
 
 
-def born(run: Record, number: int, parent: str | None, text: str = "", step: int = 0) -> None:
+def add_birth(run: Record, number: int, parent: str | None, text: str = "", step: int = 0) -> None:
     run.event("instruction_born", step, id=f"i{number}", text=text or f"Do {number}.", born=step,
               parent=parent, origin="initial" if parent is None else "reflection", critique="why",
               score=None if parent is None else 0.75, parent_score=None if parent is None else 0.5,
               )  # fmt: skip
 
 
-def population(run: Record, step: int, **weights: float) -> None:
+def add_population(run: Record, step: int, **weights: float) -> None:
     run.event("population", step, members=[
         {"id": name, "weight": weight, "probability": 0.5, "observed": weight, "observed_rollouts": 10 * step}
         for name, weight in weights.items()
@@ -71,12 +71,12 @@ def population(run: Record, step: int, **weights: float) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Record:
     run = Record.create(tmp_path / "run", {"name": "demo"})
-    born(run, 0, None)
-    born(run, 1, "i0")
-    population(run, 1, i0=0.25, i1=0.125)
-    born(run, 2, "i1", step=2)
+    add_birth(run, 0, None)
+    add_birth(run, 1, "i0")
+    add_population(run, 1, i0=0.25, i1=0.125)
+    add_birth(run, 2, "i1", step=2)
     run.event("instruction_pruned", 2, id="i1", weight=0.125, cause="prune")
-    population(run, 2, i0=0.25, i2=0.5)
+    add_population(run, 2, i0=0.25, i2=0.5)
     return run
 
 

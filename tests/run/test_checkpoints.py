@@ -16,7 +16,7 @@ from cotune.run.checkpoints import (
 STEP_STATE = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
 
 
-def saved(path: Path) -> Path:
+def save_checkpoint(path: Path) -> Path:
     """A complete checkpoint, as a trainer and cotune write it."""
     (path / "actor").mkdir(parents=True)
     (path / "actor" / "model.safetensors").write_bytes(b"weights")
@@ -29,10 +29,10 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path, prefix: str) -> None:
     assert complete_checkpoints(tmp_path) == complete_checkpoints(tmp_path / "absent") == []
     assert trained_steps(tmp_path) is None
     for step in (2, 10, 9):  # by number: neither by name nor by age
-        saved(tmp_path / f"{prefix}{step}")
-    (saved(tmp_path / f"{prefix}11") / STATE).unlink()  # a kill came first
+        save_checkpoint(tmp_path / f"{prefix}{step}")
+    (save_checkpoint(tmp_path / f"{prefix}11") / STATE).unlink()  # a kill came first
     for other in ("checkpoint-last", "global_step_tmp", "best/step_12"):
-        saved(tmp_path / other)
+        save_checkpoint(tmp_path / other)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("11")
     assert [path.name for path in complete_checkpoints(tmp_path)] == [
         f"{prefix}{step}" for step in (10, 9, 2)
@@ -41,7 +41,7 @@ def test_the_newest_complete_one_is_taken(tmp_path: Path, prefix: str) -> None:
     assert trained_steps(tmp_path) == 3
     # A run that goes on from an earlier one sets aside what is newer, complete or not.
     for _ in range(2):
-        saved(tmp_path / f"{prefix}12")
+        save_checkpoint(tmp_path / f"{prefix}12")
         set_aside_newer(tmp_path / f"{prefix}9")
     names = {path.name for path in tmp_path.glob(f"*{prefix}[0-9]*")}
     assert names == {

@@ -53,11 +53,11 @@ def test_totals_agree_with_a_list_that_each_resume_cuts(
     first: list[tuple[int, str, int]], resumes: list[tuple[int | None, list[tuple[int, str, int]]]]
 ) -> None:
     record = Record()
-    kept: list[tuple[int, str, int]] = []
+    committed: list[tuple[int, str, int]] = []
     money = 0
     for resumed_from, entries in [(None, first), *resumes]:
         record.begin_attempt(resumed_from)
-        kept = [] if resumed_from is None else [e for e in kept if e[0] <= resumed_from]
+        committed = [] if resumed_from is None else [e for e in committed if e[0] <= resumed_from]
         for step, kind, amount in entries:
             record.step = step
             if kind in PURPOSES:
@@ -71,19 +71,19 @@ def test_totals_agree_with_a_list_that_each_resume_cuts(
                     money=amount,
                     error="x" if kind == "failed" else "",
                 )
-        kept += entries
+        committed += entries
 
     totals = record.totals()
     for purpose in PURPOSES:
-        spent = sum(amount for _, kind, amount in kept if kind == purpose)
+        spent = sum(amount for _, kind, amount in committed if kind == purpose)
         assert totals.rollouts[purpose] == spent
         assert totals.generated_tokens[purpose] == 2 * spent
         assert totals.seconds[purpose] == spent
-    calls = [(kind, amount) for _, kind, amount in kept if kind not in PURPOSES]
+    calls = [(kind, amount) for _, kind, amount in committed if kind not in PURPOSES]
     assert totals.llm_calls == len(calls)
     assert totals.llm_failed == sum(kind == "failed" for kind, _ in calls)
     assert totals.money == money
-    assert sum(row.committed for row in record.read_costs()) == len(kept)
+    assert sum(row.committed for row in record.read_costs()) == len(committed)
 
 
 def test_rows_tell_what_was_written(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_a_budget_pays_for_as_many_calls_as_it_is_worth(budget: float, calls: in
     for _ in range(calls):
         record.check_budget(budget)
         call(record, 0.1)
-    said = rf"have cost {budget:g} of a budget of {budget:g}: raise llm\.budget"
-    with pytest.raises(BudgetError, match=said):
+    message = rf"have cost {budget:g} of a budget of {budget:g}: raise llm\.budget"
+    with pytest.raises(BudgetError, match=message):
         record.check_budget(budget)
     record.check_budget(budget + 0.01)
     record.check_budget(None)

@@ -20,7 +20,7 @@ from cotune.types import Assignment, Prompt, StopReason, Turn
 from tests.helpers import make_tasks, make_trajectory
 
 
-def shown(markup: str) -> str:
+def render_markup(markup: str) -> str:
     out = io.StringIO()
     Console(file=out, width=10_000).print(markup, highlight=False)
     return out.getvalue()
@@ -32,10 +32,10 @@ def test_what_a_model_wrote_is_shown_as_it_is(kind: str, text: str) -> None:
     line = describe_event(kind, {"id": "i1", "text": text, "mean_dev_score": 0.5})
     printable = " ".join(text.split())
     if printable.isprintable():
-        assert f": {printable}" in shown(line)
+        assert f": {printable}" in render_markup(line)
 
 
-def of_steps(*steps: dict[str, float]) -> list[str]:
+def show_steps(*steps: dict[str, float]) -> list[str]:
     """What the console shows after the metrics of each of some steps, in all so far."""
     out = io.StringIO()
     listener = RunDisplay(Console(file=out, width=200), 9)
@@ -49,7 +49,7 @@ def of_steps(*steps: dict[str, float]) -> list[str]:
 def test_a_step_is_one_line() -> None:
     metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
     # Mini-batches of a step are one.
-    text = of_steps(*({"step": s, **metrics} for s in (1, 1, 2, 2, 3)))[-1]
+    text = show_steps(*({"step": s, **metrics} for s in (1, 1, 2, 2, 3)))[-1]
     assert [text.count(f"step {step}/9") for step in (1, 2, 3)] == [1, 1, 1]
     assert text.count("zero-advantage groups 100%") == text.count("distillation loss 0.250") == 3
 
@@ -57,7 +57,7 @@ def test_a_step_is_one_line() -> None:
 def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter((0.0, *(second for time in (100.0, 160.0, 220.0, 400.0) for second in (time, time))))
     monkeypatch.setattr("time.monotonic", lambda: next(now))
-    text = of_steps(*({"step": step, "reward_mean": 0.5} for step in (3, 4, 6, 9)))[-1]
+    text = show_steps(*({"step": step, "reward_mean": 0.5} for step in (3, 4, 6, 9)))[-1]
     assert [line.rpartition("  ")[2] for line in text.splitlines()] == [
         "reward 0.50", "5 min 00 s left", "2 min 00 s left", "reward 0.50",
     ]  # fmt: skip
@@ -72,19 +72,19 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
 )
 def test_console_lines_hold_no_control_characters(kind: str, field: str) -> None:
     line = describe_event(kind, {field: HOSTILE, "id": "i1"})
-    assert "[2J]0;owneda31mbc d e f g" in shown(line)
+    assert "[2J]0;owneda31mbc d e f g" in render_markup(line)
     assert line.isprintable()
 
 
 def test_what_was_written_is_text_and_cut_between_characters() -> None:
     # Not in markup.
     line = describe_event("instruction_born", {"id": "i1", "text": "[" * 200})
-    assert shown(line).endswith(f": {'[' * 110}…\n")
+    assert render_markup(line).endswith(f": {'[' * 110}…\n")
     line = describe_event("notice", {"text": "[/red] {x} [link=x]"})
-    assert "[/red] {x} [link=x]" in shown(line)
+    assert "[/red] {x} [link=x]" in render_markup(line)
     # An event without some fields is shown all the same.
     for kind in EVENTS:
-        shown(describe_event(kind, {}))
+        render_markup(describe_event(kind, {}))
     assert describe_event("mine", {"text": "{x}"}) == ""
 
 
@@ -101,7 +101,7 @@ ENDED = {"evaluations": 400, "budget": 400, "asked": 16, "accepted": 7, "coverin
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "said"),
+    ("kind", "fields", "line"),
     [
         ("instruction_born",
          {"id": "i3", "origin": "reflection", "text": "Do.", "score": 0.5, "parent_score": 0.25},
@@ -112,8 +112,8 @@ ENDED = {"evaluations": 400, "budget": 400, "asked": 16, "accepted": 7, "coverin
         ("population", {"members": []}, ""),
     ],
 )  # fmt: skip
-def test_events_in_words(kind: str, fields: dict[str, object], said: str) -> None:
-    assert shown(describe_event(kind, fields)) == f"{said}\n"
+def test_events_in_words(kind: str, fields: dict[str, object], line: str) -> None:
+    assert render_markup(describe_event(kind, fields)) == f"{line}\n"
 
 
 def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,14 +136,14 @@ def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFi
     ],
 )  # fmt: skip
 def test_which_failures_are_an_outage(metrics: dict[str, float], notice: str) -> None:
-    (text,) = of_steps(metrics)
+    (text,) = show_steps(metrics)
     assert notice in text
     assert any(fix in text for fix in ("read the errors", "environment.retriever")) == bool(notice)
 
 
 def test_truncation_is_in_the_step_line_and_pointed_out_once() -> None:
     shares = (0.0, 0.5, 0.75, 0.8)
-    texts = of_steps(*({"truncated_share": s, "truncated/turns": s} for s in shares))
+    texts = show_steps(*({"truncated_share": s, "truncated/turns": s} for s in shares))
     assert all(f"truncated {s:.0%}" in text for s, text in zip(shares, texts, strict=True))
     assert [text.count("raise limits.turns") for text in texts] == [0, 0, 1, 1]
 

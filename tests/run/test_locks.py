@@ -33,8 +33,8 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("cotune.run.json_files._PATIENCE", 0.1)
         with pytest.raises(ConfigError) as caught, run_locked(tmp_path):
             pass
-        for left_behind in ("1", "junk"):
-            monkeypatch.setenv("RANK", left_behind)
+        for rank in ("1", "junk"):
+            monkeypatch.setenv("RANK", rank)
             with pytest.raises(ConfigError), run_locked(tmp_path):
                 pass
         # the second of two processes that train together

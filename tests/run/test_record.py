@@ -22,8 +22,8 @@ from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler
 
 
-@pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
-def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list[int]) -> None:
+@pytest.mark.parametrize(("every", "steps"), [(4, [1, 4, 8, 9]), (0, [])])
+def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, steps: list[int]) -> None:
     record = Record.create(tmp_path / "run", {})
     record.rollouts_every, record.total_steps = every, 9
     prompt = Prompt("Do.")
@@ -32,7 +32,7 @@ def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list
         record.rollouts(step, "train", [rollout])
     record.rollouts(3, "evaluate_during", [rollout])
     files = record.trajectory_files()
-    assert [step for step, purpose in files if purpose == "train"] == kept
+    assert [step for step, purpose in files if purpose == "train"] == steps
     assert (3, "evaluate_during") in files
 
 
@@ -78,13 +78,13 @@ class Killed(BaseException):
 class World:
     """What is asked of the policy and of the LLM, and when it is killed."""
 
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     kill_at: int = -1  # of the questions of this attempt; the one that is cut off
 
-    def ask(self, what: str) -> None:
-        if len(self.asked) == self.kill_at:
+    def ask(self, request: str) -> None:
+        if len(self.requests) == self.kill_at:
             raise Killed
-        self.asked.append(what)
+        self.requests.append(request)
 
 
 class Evolving(StaticStrategy):
@@ -101,13 +101,13 @@ class Evolving(StaticStrategy):
         for turn in range(3):
             prompt = Prompt(f"say {text}{self._shout if turn == 1 else ''}")
             assignments = [Assignment(task, prompt, prompt, "i0", 0) for task in TASKS[:2]]
-            found = rollout(
+            trajectories = rollout(
                 assignments, purpose="verify" if turn < 2 else "evolve", greedy=turn < 1
             )
-            self._trail.append(found)
+            self._trail.append(trajectories)
             try:
                 shout = self._shout if turn else ""
-                text = llm.complete(f"{turn} {shout}{[t.own_text for t in found]}").text
+                text = llm.complete(f"{turn} {shout}{[t.own_text for t in trajectories]}").text
             except LLMError as error:
                 text = f"({error})"
             self._trail.append(text)
@@ -148,7 +148,7 @@ class Attempt:
     run: Record
     totals: Totals
     trail: list[Any]
-    asked: list[str]
+    requests: list[str]
     result: Any
 
 
@@ -187,21 +187,21 @@ def attempt(
         result = rollouts, metrics
     except (Killed, EvolutionError) as ended:
         result = ended
-    return Attempt(run, run.totals(), trail, world.asked, result)
+    return Attempt(run, run.totals(), trail, world.requests, result)
 
 
-def counted(totals: Totals) -> list[Any]:
+def counts_of(totals: Totals) -> list[Any]:
     names = ("rollouts", "generated_tokens", "llm_calls", "llm_failed")
     return [getattr(totals, name) for name in names]
 
 
-def learnt(run: Record) -> list[Any]:
+def outcome_of(run: Record) -> list[Any]:
     kinds = {row["kind"]: row.get("text") for row in run.read_events()}
     return [kinds["evolution"], run.read_trajectories(5, "train")[0]["completion_ids"]]
 
 
-def calls(asked: Sequence[str]) -> list[str]:
-    return [what for what in asked if what.startswith("llm")]
+def calls(requests: Sequence[str]) -> list[str]:
+    return [request for request in requests if request.startswith("llm")]
 
 
 @pytest.mark.parametrize("first", range(7))
@@ -211,16 +211,16 @@ def test_a_phase_cut_off_anywhere_goes_on_as_if_it_had_not_been(
 ) -> None:
     """Questions: rollout, reply, rollout, failure, rollout, reply; then the training rollouts."""
     unbroken = attempt(tmp_path / "unbroken")
-    assert [asked.split()[0] for asked in unbroken.asked] == ["roll", "llm"] * 3 + ["roll"]
+    assert [request.split()[0] for request in unbroken.requests] == ["roll", "llm"] * 3 + ["roll"]
     folder = tmp_path / "broken"
     pieces = [attempt(folder, first), attempt(folder, second), attempt(folder)]
     assert isinstance(pieces[0].result, Killed)
     assert pieces[-1].result == unbroken.result
     assert pieces[-1].trail == unbroken.trail
-    assert learnt(pieces[-1].run) == learnt(unbroken.run)
-    assert counted(pieces[-1].totals) == counted(unbroken.totals)
+    assert outcome_of(pieces[-1].run) == outcome_of(unbroken.run)
+    assert counts_of(pieces[-1].totals) == counts_of(unbroken.totals)
     # No reply is paid twice; what failed is asked again.
-    paid = [what for piece in pieces for what in calls(piece.asked) if what != "llm 1"]
+    paid = [request for piece in pieces for request in calls(piece.requests) if request != "llm 1"]
     assert paid == ["llm 0", "llm 2"]
 
 
@@ -229,21 +229,21 @@ def test_replies_of_other_questions_models_and_of_a_phase_that_ended_the_run_are
 ) -> None:
     attempt(tmp_path / "run", kill_at=6)
     other = attempt(tmp_path / "run", shout="LOUD")
-    assert calls(other.asked) == ["llm 1", "llm 2"]
+    assert calls(other.requests) == ["llm 1", "llm 2"]
     fresh = attempt(tmp_path / "fresh", shout="LOUD")
     assert other.trail == fresh.trail
-    assert counted(other.totals) == counted(fresh.totals)
+    assert counts_of(other.totals) == counts_of(fresh.totals)
     # Replies of another LLM are not taken for its own.
     attempt(tmp_path / "llm", kill_at=4)
     other = attempt(tmp_path / "llm", texts=("uno", "dos", "tres"), model="other")
-    assert calls(other.asked) == ["llm 0", "llm 1", "llm 2"]
+    assert calls(other.requests) == ["llm 0", "llm 1", "llm 2"]
     assert other.trail[1::2] == ["uno", "dos", "tres"]
-    assert counted(other.totals)[2:4] == [3, 0]
+    assert counts_of(other.totals)[2:4] == [3, 0]
     # A phase that ended the run is asked for anew.
     ended = attempt(tmp_path / "ended", texts=("one", "two", "give up"))
     assert isinstance(ended.result, EvolutionError)
     repaired = attempt(tmp_path / "ended")
-    assert repaired.asked == attempt(tmp_path / "anew").asked
+    assert repaired.requests == attempt(tmp_path / "anew").requests
 
 
 def test_two_processes_end_as_one(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_two_processes_end_as_one(tmp_path: Path) -> None:
     attempt(tmp_path / "run", kill_at=3)
     resumed = both(tmp_path / "run")
     assert [a.result for a in resumed] == [alone.result] * 2
-    assert calls(resumed[0].asked) == ["llm 1", "llm 2"]
+    assert calls(resumed[0].requests) == ["llm 1", "llm 2"]
 
 
 def ask(folder: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion]:
@@ -278,8 +278,8 @@ def test_replies_come_back_by_step_and_turn(tmp_path: Path) -> None:
         assert [reply.text for reply in replies] == ["a", "b"]
     assert [r.text for r in ask(tmp_path / "twice", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
     # Calls under way are reported, and recalled ones are not.
-    found: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     for _ in range(2):
-        with listening(lambda *report: found.append(report)):
+        with listening(lambda *report: reports.append(report)):
             ask(tmp_path / "reported", ScriptedLLM(["a", "b"]), "1", "2")
-    assert found == [("llm", 0, 1), ("llm", 1, 2)]
+    assert reports == [("llm", 0, 1), ("llm", 1, 2)]

@@ -17,7 +17,7 @@ from tests.helpers import make_trajectory, raises_line
 CONFIG = {"name": "demo", "seed": 7, "limits": {"turns": 4}, "rewards": ("em", "f1")}
 
 
-def searched(trained: Prompt | None = None) -> Trajectory:
+def make_rollout(trained: Prompt | None = None) -> Trajectory:
     """A rollout of two turns, of which the environment wrote two tokens."""
     prompt = Prompt("Search, then answer.")
     task = Task("q1", "Where is Wusu?", ("China",), "1 hop")
@@ -43,9 +43,9 @@ def run(tmp_path: Path) -> Record:
 
 def test_what_is_written_is_read_back(run: Record) -> None:
     # The configuration.
-    stored = yaml.safe_load((run.path / "run.yaml").read_text())
-    assert next(iter(stored)) == "schema_version"
-    assert stored["schema_version"] == 1
+    config = yaml.safe_load((run.path / "run.yaml").read_text())
+    assert next(iter(config)) == "schema_version"
+    assert config["schema_version"] == 1
     assert Record.open(run.path).read_config() == CONFIG | {"rewards": ["em", "f1"]}
     assert Record.is_run(run.path)
     assert not Record.is_run(run.path.parent)
@@ -60,8 +60,8 @@ def test_what_is_written_is_read_back(run: Record) -> None:
     values = {key: row[key] for key in ("step", "reward", "loss", "count", "max")}
     assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
     # Trajectories, in full.
-    run.rollouts(3, "train", [searched()])
-    run.rollouts(3, "train", [searched(trained=Prompt("Search, then answer.", "hint"))])
+    run.rollouts(3, "train", [make_rollout()])
+    run.rollouts(3, "train", [make_rollout(trained=Prompt("Search, then answer.", "hint"))])
     first, second = run.read_trajectories(3, "train")
     assert first == {
         "step": 3, "attempt": 1, "purpose": "train",
@@ -138,19 +138,19 @@ def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value
         run.event("mine", 1, step=1)
 
 
-def filled(run: Record) -> None:
+def fill_run(run: Record) -> None:
     for step in range(1, 5):
         run.event("instruction_born", step, id=f"i{step}", text="t", parent=None)
         run.metrics(step, {"reward": step / 10})
-        run.rollouts(step, "train", [searched()])
+        run.rollouts(step, "train", [make_rollout()])
     run.write_summary({"name": "demo"})
 
 
 def test_cut_back_drops_later_steps_only_and_counts_attempts(run: Record) -> None:
-    filled(run)
+    fill_run(run)
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "keep").write_text("x")
-    kept = (run.path / "trajectories" / "train-000002.jsonl").read_bytes()
+    rollout_bytes = (run.path / "trajectories" / "train-000002.jsonl").read_bytes()
     events = run.read_events()[:2]
     run.cut_back(2)
     assert run.read_events()[:2] == events
@@ -159,11 +159,11 @@ def test_cut_back_drops_later_steps_only_and_counts_attempts(run: Record) -> Non
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
     assert [row["id"] for row in run.read_instructions()] == ["i1", "i2"]
     assert run.trajectory_files() == [(1, "train"), (2, "train")]
-    assert (run.path / "trajectories" / "train-000002.jsonl").read_bytes() == kept
+    assert (run.path / "trajectories" / "train-000002.jsonl").read_bytes() == rollout_bytes
     assert (run.path / "checkpoints" / "keep").read_text() == "x"
     assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
     # Attempts count up even when their lines are cut.
-    filled(run)
+    fill_run(run)
     run.cut_back(3)
     again = Record.open(run.path)
     again.cut_back(1)
@@ -174,7 +174,7 @@ def test_cut_back_drops_later_steps_only_and_counts_attempts(run: Record) -> Non
 def test_summaries(run: Record, tmp_path: Path) -> None:
     # They count for the attempt that wrote them.
     assert run.read_summary() is None
-    filled(run)
+    fill_run(run)
     assert run.read_summary() == {"schema_version": 1, "name": "demo", "attempt": 1}
     run.cut_back(2)
     assert run.read_summary() is None

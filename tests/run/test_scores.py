@@ -71,5 +71,5 @@ def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | N
 def test_a_difference_that_is_always_the_same_is_no_certainty(
     differences: list[float], interval: Any
 ) -> None:
-    found = difference_interval(differences)
-    assert found == (interval and pytest.approx(interval, abs=1e-4))
+    bounds = difference_interval(differences)
+    assert bounds == (interval and pytest.approx(interval, abs=1e-4))

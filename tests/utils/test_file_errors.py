@@ -13,32 +13,32 @@ from safetensors import SafetensorError
 from cotune.utils.file_errors import file_failure
 
 
-def system(number: int, *names: str) -> OSError:
+def make_os_error(number: int, *names: str) -> OSError:
     return OSError(number, os.strerror(number), names[0], None, *names[1:])
 
 
-def caused() -> Exception:
+def make_chained_error() -> Exception:
     error = RuntimeError("generating the data set failed")
-    error.__cause__ = system(errno.EIO, "a")
+    error.__cause__ = make_os_error(errno.EIO, "a")
     return error
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
-        (system(errno.ENOSPC, "a"), "a: No space left on device; make room"),
+        (make_os_error(errno.ENOSPC, "a"), "a: No space left on device; make room"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "a file in out: Disk quota exceeded; make room"),
-        (system(errno.ENOTEMPTY, "a", "b"), "a -> b: Directory not empty; check the folder, its disk and the right"),
+        (make_os_error(errno.ENOTEMPTY, "a", "b"), "a -> b: Directory not empty; check the folder, its disk and the right"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "a file in out: Broken pipe; check"),
         (SafetensorError("Error: I/O error: No space left on device (os error 28)"), "(os error 28); make room"),
         (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), "; make room"),
         (shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")]), "; make room"),
-        (caused(), "a: Input/output error"),
+        (make_chained_error(), "a: Input/output error"),
     ],
 )  # fmt: skip
-def test_a_failed_operation_names_file_reason_and_fix(error: Exception, said: str) -> None:
+def test_a_failed_operation_names_file_reason_and_fix(error: Exception, message: str) -> None:
     text = file_failure(error, Path("out"))
-    assert said in text
+    assert message in text
     assert "\n" not in text
 
 

@@ -16,7 +16,7 @@ def test_an_object_of_a_module_of_one_of_its_members_or_of_a_file(cwd: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("json", "rewards: 'json' names no object; expected package.module:name or file.py:name"),
         (":f", "names no object"),
@@ -32,11 +32,11 @@ def test_an_object_of_a_module_of_one_of_its_members_or_of_a_file(cwd: Path) -> 
     ],
 )
 def test_what_cannot_be_had_is_said_with_the_field(
-    reference: str, said: str, cwd: Path, monkeypatch: pytest.MonkeyPatch
+    reference: str, message: str, cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(cwd)
     (cwd / "broken.py").write_text("1 / 0\n", encoding="utf-8")
     (cwd / "leaves.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
     (cwd / "needing.py").write_text("import nothing_here\n", encoding="utf-8")
-    with raises_line(said):
+    with raises_line(message):
         import_object(reference, "rewards")

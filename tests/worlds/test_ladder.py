@@ -72,20 +72,20 @@ def test_the_rules_read_what_a_failed_response_lacks() -> None:
     assert lacks(SINGLE) == [LACKS[0], LACKS[2]]
 
 
-@pytest.mark.parametrize(("response", "found"), [(GROUPED, lacks(GROUPED)), (AT_ONCE, LACKS)])
-def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: list[str]) -> None:
+@pytest.mark.parametrize(("response", "missing"), [(GROUPED, lacks(GROUPED)), (AT_ONCE, LACKS)])
+def test_the_rules_answer_a_reflection_with_one_remedy(response: str, missing: list[str]) -> None:
     task = Task("a", MIXED.text, (str(MIXED.answer),))
     failure = Experience("i0", task, response, 0.0, 1, StopReason.ANSWERED)
     parent = f"{INITIAL} {REMEDIES[LACKS[0]][0]}"
-    seen = set[str]()
+    all_fixes = set[str]()
     for seed in range(8):
         reply = RulesLLM(seed).complete(reflection_prompt(parent, [failure], 6)).text
         for candidate in read_tagged(reply)[1]:
-            held = [lack for lack in REMEDIES if any(s in candidate for s in REMEDIES[lack])]
-            assert len(held) == 1
+            fixes = [lack for lack in REMEDIES if any(s in candidate for s in REMEDIES[lack])]
+            assert len(fixes) == 1
             assert INITIAL.split(". ")[1] in candidate
-            seen |= set(held)
-    assert seen == set(found)
+            all_fixes |= set(fixes)
+    assert all_fixes == set(missing)
 
 
 def test_rewrites_remedy_nothing() -> None:

@@ -78,9 +78,9 @@ class ArithEnvironment(TaskEnvironment):
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the policy's own text, and its last number."""
-        found = last_number(trajectory.own_text)
+        number = last_number(trajectory.own_text)
         right = int(trajectory.task.answers[0])
-        return reward(trajectory.own_text, right), None if found is None else f"{found:f}"
+        return reward(trajectory.own_text, right), None if number is None else f"{number:f}"
 
 
 @dataclass(frozen=True, kw_only=True)

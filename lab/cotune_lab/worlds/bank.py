@@ -31,14 +31,14 @@ def read_sections(path: Path) -> Bank:
         ValueError: a line stands outside a section, or a section's header is not of the form
             `[instructions: NAME]` or `[hints: NAME]`, with or without `held-out`.
     """
-    found: dict[tuple[bool, str], dict[str, list[str]]] = {}
+    sections_of: dict[tuple[bool, str], dict[str, list[str]]] = {}
     texts: list[str] | None = None
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
         if header := _HEADER.fullmatch(text):
-            sections = found.setdefault((header[1] is not None, header[2]), {})
+            sections = sections_of.setdefault((header[1] is not None, header[2]), {})
             texts = sections.setdefault(header[3], [])
         elif texts is None or text.startswith("["):
             raise ValueError(f"{path.name}, line {number}: {text!r} is in no section; correct it")
@@ -46,7 +46,7 @@ def read_sections(path: Path) -> Bank:
             texts.append(text)
 
     def part(held_out: bool, what: str) -> Sections:
-        return {name: tuple(own) for name, own in found.get((held_out, what), {}).items()}
+        return {name: tuple(texts) for name, texts in sections_of.get((held_out, what), {}).items()}
 
     return Bank(
         part(False, "instructions"),

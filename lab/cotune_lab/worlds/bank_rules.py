@@ -91,12 +91,12 @@ def _writer(bank: Sections, sections: Sequence[str], parent: str) -> Writer:
 
     def write(rng: random.Random) -> list[str]:
         astray = not sections or rng.random() < _ASTRAY
-        wanted = everything if astray else bank[rng.choice(sections)]
-        fresh = [text for text in wanted if text not in drawn]
+        pool = everything if astray else bank[rng.choice(sections)]
+        fresh = [text for text in pool if text not in drawn]
         fresh = fresh or [text for text in everything if text not in drawn]
-        found = rng.choice(fresh or everything)
-        drawn.add(found)
-        return [found]
+        text = rng.choice(fresh or everything)
+        drawn.add(text)
+        return [text]
 
     return write
 

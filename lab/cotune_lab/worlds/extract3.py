@@ -145,8 +145,8 @@ def _parsed(question: str) -> tuple[str | None, str]:
     last = question.rstrip().rpartition("\n")[2]
     for kind, forms in _forms().items():
         for form in forms:
-            if found := form.fullmatch(last):
-                return kind, found.groupdict().get("name") or ""
+            if match := form.fullmatch(last):
+                return kind, match.groupdict().get("name") or ""
     return None, ""
 
 
@@ -195,16 +195,16 @@ def _draw(rng: random.Random, kind: str, split: str) -> Drawn:
     if kind != "who" and kind not in kinds:
         kinds[rng.randrange(3)] = kind
     held = {k: rng.sample(VALUES[k], 3) for k in kinds}
-    asked = rng.randrange(3)
+    index = rng.randrange(3)
     subject = rng.choice(kinds) if kind == "who" else kind
     clauses = {(i, k): rng.choice(CLAUSES[k]).format(v=held[k][i]) for i in range(3) for k in kinds}
     if rng.random() < 0.5:
         sentences = [_about(rng, people[i], [clauses[i, k] for k in kinds]) for i in range(3)]
     else:
         sentences = [_of_kind(rng, people, [clauses[i, k] for i in range(3)]) for k in kinds]
-    right = people[asked] if kind == "who" else held[subject][asked]
+    right = people[index] if kind == "who" else held[subject][index]
     wording = rng.choice(QUESTIONS[kind])
-    question = wording.format(n=people[asked], c=clauses[asked, subject])
+    question = wording.format(n=people[index], c=clauses[index, subject])
     return f"{' '.join(sentences)}\n\n{question}", right
 
 

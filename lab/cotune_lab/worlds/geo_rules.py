@@ -84,7 +84,7 @@ def failure_modes(example: Example) -> set[Mode]:
         shows[Mode.NOT_IN_EVIDENCE] = bool(queries) and answer.casefold() not in evidence.casefold()
         longest = max(len(_WORD.findall(a)) for a in example.answers)
         shows[Mode.TOO_LONG] = len(_WORD.findall(answer)) > 2 * longest + 3
-    return {mode for mode, seen in shows.items() if seen}
+    return {mode for mode, is_shown in shows.items() if is_shown}
 
 
 def _words(text: str) -> set[str]:

@@ -46,10 +46,10 @@ _TRIES = 5000  # draws of one question before a stratum counts as exhausted
 _QUESTION = re.compile(r"^[^:?\n]+: what is the [^?\n]+\?$")
 
 
-def asked(given: GeoQuestion) -> str:
+def question_text(question: GeoQuestion) -> str:
     """Return the question's text, from the city outwards."""
-    city, key = given.chain[0].entity, given.chain[-1].attribute
-    place = ("", " of its country", " of the capital of its country")[given.hops - 1]
+    city, key = question.chain[0].entity, question.chain[-1].attribute
+    place = ("", " of its country", " of the capital of its country")[question.hops - 1]
     return f"{city}: what is the {key}{place}?"
 
 
@@ -66,9 +66,9 @@ def question(world: GeoWorld, rng: random.Random, hops: int, split: str) -> GeoQ
     """
     while True:
         drawn = world.question(rng, hops, split)
-        told = drawn.answer in world.document(drawn.chain[0].entity)
-        if hops == 1 or not (told or drawn.chain[-1].attribute == "continent"):
-            return GeoQuestion(asked(drawn), drawn.chain)
+        in_document = drawn.answer in world.document(drawn.chain[0].entity)
+        if hops == 1 or not (in_document or drawn.chain[-1].attribute == "continent"):
+            return GeoQuestion(question_text(drawn), drawn.chain)
 
 
 @dataclass(frozen=True, kw_only=True)

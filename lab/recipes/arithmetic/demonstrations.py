@@ -50,7 +50,7 @@ _PROCEDURE = (0.0, 0.92, 0.96)
 _SHARED = (1.0, 0.88, 0.66, 0.52)
 
 
-def rates(about: Kind, asked: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
+def rates(about: Kind, requests: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
     """Return how a hint moves the demonstrator on a problem of a kind.
 
     Args:
@@ -59,14 +59,14 @@ def rates(about: Kind, asked: Counter[Kind], unprompted: Unprompted = UNPROMPTED
         unprompted: the chances of `look` and `procedure` without a sentence for this kind.
     """
     look, procedure = unprompted
-    own = min(asked[about], 2)
-    others = sum(n for kind, n in asked.items() if kind in KINDS and kind is not about)
-    if own:
+    of_kind = min(requests[about], 2)
+    others = sum(n for kind, n in requests.items() if kind in KINDS and kind is not about)
+    if of_kind:
         shared = _SHARED[min(others, 3)]
-        look, procedure = _LOOK[own] * shared, _PROCEDURE[own] * shared
+        look, procedure = _LOOK[of_kind] * shared, _PROCEDURE[of_kind] * shared
     elif others:
         look = 0.30
-    if asked[Kind.AT_ONCE]:
+    if requests[Kind.AT_ONCE]:
         look *= 0.3
     return Rates(look, procedure, wrong=0.02)
 
@@ -82,8 +82,8 @@ class Demonstration:
     @property
     def message(self) -> str:
         """The user's message, as laid out by `MathEnvironment.messages`."""
-        asked = f"{INITIAL}\n\n{self.problem.text}"
-        return f"{self.hint}\n\n{asked}" if self.hint else asked
+        question = f"{INITIAL}\n\n{self.problem.text}"
+        return f"{self.hint}\n\n{question}" if self.hint else question
 
 
 class Demonstrator:
@@ -113,17 +113,17 @@ class Demonstrator:
             drawn = problem(rng, rng.choice(self.kinds), size)
             if split_of(drawn.text) == "train":
                 break
-        hint, asked = sample_hint(rng, Kind(drawn.kind), self.prompted, self.elsewhere)
-        chance = rates(Kind(drawn.kind), asked, self.unprompted)
+        hint, requests = sample_hint(rng, Kind(drawn.kind), self.prompted, self.elsewhere)
+        chance = rates(Kind(drawn.kind), requests, self.unprompted)
         return Demonstration(hint, drawn, act(rng, drawn, chance))
 
 
-def act(rng: random.Random, given: Problem, chance: Rates) -> str:
+def act(rng: random.Random, problem: Problem, chance: Rates) -> str:
     """Return one response: at once or after the written procedure."""
     looks = rng.random() < chance.look
     written = looks and rng.random() < chance.procedure
-    answer = given.answer if written else given.at_once
+    answer = problem.answer if written else problem.at_once
     if rng.random() < chance.wrong:
         answer += rng.choice((-1, 1)) * 10 ** rng.randrange(len(str(answer)))
-    parts = [LOOK] * looks + [given.procedure] * written + [f"\\boxed{{{answer}}}"]
+    parts = [LOOK] * looks + [problem.procedure] * written + [f"\\boxed{{{answer}}}"]
     return " ".join(parts)

@@ -135,21 +135,21 @@ def sample_hint(
 
     A contrast may forbid what another sentence of the hint asks for; both count as asked for.
     """
-    asked = rng.random() < prompted
-    if not asked and rng.random() < 0.5:
+    asks_for_kind = rng.random() < prompted
+    if not asks_for_kind and rng.random() < 0.5:
         return "", Counter()
     others = [kind for kind in PROCEDURES if kind is not about]
-    kinds = [about] * (rng.choice((1, 1, 1, 2)) if asked else 0)
-    certain = not asked and elsewhere > 0 and rng.random() < elsewhere
+    kinds = [about] * (rng.choice((1, 1, 1, 2)) if asks_for_kind else 0)
+    certain = not asks_for_kind and elsewhere > 0 and rng.random() < elsewhere
     kinds += rng.sample(others, rng.choices((0, 1, 2, 3), (0 if certain else 5, 3, 1, 1))[0])
     kinds += [Kind.NEUTRAL] * rng.choices((0, 1, 2), (6, 3, 1))[0]
     if rng.random() < 0.08:
         kinds.append(Kind.AT_ONCE)
     drawn = [Request(sentence(rng, kind), kind) for kind in kinds]
-    if not asked and rng.random() < 0.5:
+    if not asks_for_kind and rng.random() < 0.5:
         drawn.append(GRAMMAR.forbidding(rng, about))
     unnamed = [kind for kind in others if kind not in kinds]
     if unnamed and rng.random() < 0.15:
         drawn.append(GRAMMAR.forbidding(rng, rng.choice(unnamed)))
     rng.shuffle(drawn)
-    return " ".join(one.text for one in drawn), Counter(one.way for one in drawn)
+    return " ".join(request.text for request in drawn), Counter(request.way for request in drawn)

@@ -51,10 +51,10 @@ def rates(kinds: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
         kinds: how many sentences of each kind the instruction holds.
         unprompted: the chances if no sentence asks for it.
     """
-    asked, planned = kinds[Kind.DECOMPOSE], kinds[Kind.PLAN] > 0
-    decompose = (unprompted[0], 0.65, 0.85, 0.90)[min(asked, 3)]
+    decompositions, planned = kinds[Kind.DECOMPOSE], kinds[Kind.PLAN] > 0
+    decompose = (unprompted[0], 0.65, 0.85, 0.90)[min(decompositions, 3)]
     if planned:
-        decompose = (unprompted[1], 0.80, 0.92, 0.95)[min(asked, 3)]
+        decompose = (unprompted[1], 0.80, 0.92, 0.95)[min(decompositions, 3)]
     if kinds[Kind.BROAD]:
         decompose *= 0.35
     wrong = 0.25 if not kinds[Kind.EVIDENCE] else 0.05
@@ -87,7 +87,7 @@ class Demonstration:
             return text
 
         question = GeoQuestion(swap(self.question.text), self.question.chain)
-        segments = tuple((swap(text), own) for text, own in self.segments)
+        segments = tuple((swap(text), by_policy) for text, by_policy in self.segments)
         return Demonstration(self.instruction, question, segments)
 
 
@@ -154,8 +154,8 @@ class Demonstrator:
         first = question.chain[0].entity
         if question.hops == 1 and any(p.startswith(f"{first} is a ") for p in passages):
             return segments, question.answer
-        shown = _VALUE.findall("\n".join(passages))
-        return segments, rng.choice(shown) if shown else self._wrong_value(rng)
+        values = _VALUE.findall("\n".join(passages))
+        return segments, rng.choice(values) if values else self._wrong_value(rng)
 
     def _search(self, segments: list[tuple[str, bool]], query: str) -> list[str]:
         passages = self.retriever.search([query], TOP_K)[0]
@@ -171,11 +171,11 @@ class Demonstrator:
 def _joined(segments: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     """Join neighbouring segments of one author: the policy writes them in one go."""
     joined: list[tuple[str, bool]] = []
-    for text, own in segments:
-        if joined and joined[-1][1] == own:
-            joined[-1] = (joined[-1][0] + text, own)
+    for text, by_policy in segments:
+        if joined and joined[-1][1] == by_policy:
+            joined[-1] = (joined[-1][0] + text, by_policy)
         else:
-            joined.append((text, own))
+            joined.append((text, by_policy))
     return joined
 
 

@@ -158,10 +158,12 @@ def sample_instruction(rng: random.Random) -> tuple[str, Counter[Kind]]:
             continue
         for _ in range(rng.choices(range(len(shares)), shares)[0]):
             parts.append((kind, rng.choice(rng.choice(SENTENCES[kind]))))
-    kept = [part for part in dict.fromkeys(parts) if part[0] != Kind.NEUTRAL or rng.random() < 0.9]
+    distinct = [
+        part for part in dict.fromkeys(parts) if part[0] != Kind.NEUTRAL or rng.random() < 0.9
+    ]
     if rng.random() < 0.7:
-        rng.shuffle(kept)
-    return _laid_out(rng, [s for _, s in kept]), Counter(kind for kind, _ in kept)
+        rng.shuffle(distinct)
+    return _laid_out(rng, [s for _, s in distinct]), Counter(kind for kind, _ in distinct)
 
 
 def _laid_out(rng: random.Random, sentences: list[str]) -> str:

@@ -81,8 +81,8 @@ class Demonstration:
     @property
     def message(self) -> str:
         """The user's message, as laid out by `MathEnvironment.messages`."""
-        asked = f"{self.instruction}\n\n{self.problem.text}"
-        return f"{self.hint}\n\n{asked}" if self.hint else asked
+        question = f"{self.instruction}\n\n{self.problem.text}"
+        return f"{self.hint}\n\n{question}" if self.hint else question
 
 
 class Demonstrator:
@@ -98,13 +98,13 @@ class Demonstrator:
     def sample(self, rng: random.Random) -> Demonstration:
         """Draw a problem, and act it out under an instruction with at most one request."""
         drawn = problem(rng, rng.choices(RUNGS, MIX)[0], split="train")
-        asked = drawn_request(rng)
-        hinted = asked is not None and rng.random() < HINTED
+        request = drawn_request(rng)
+        hinted = request is not None and rng.random() < HINTED
         return Demonstration(
-            GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, None if hinted else asked),
-            asked.text if asked is not None and hinted else "",
+            GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, None if hinted else request),
+            request.text if request is not None and hinted else "",
             drawn,
-            act(rng, drawn, asked.way if asked else None, self.remembers),
+            act(rng, drawn, request.way if request else None, self.remembers),
         )
 
 
@@ -116,12 +116,12 @@ def drawn_request(rng: random.Random) -> Request[Way] | None:
     return GRAMMAR.forbidding(rng) if kind == "forbidding" else GRAMMAR.request(rng, Way(kind))
 
 
-def act(rng: random.Random, given: Problem, way: Way | None, remembers: float) -> str:
+def act(rng: random.Random, problem: Problem, way: Way | None, remembers: float) -> str:
     """Return one response: at once, or after a written procedure."""
     if way is not None and way in WRITTEN and rng.random() < FOLLOWS:
-        written = procedure(given, way, _kept(rng, remembers))
+        written = procedure(problem, way, _kept(rng, remembers))
         return f"{written} \\boxed{{{result_of(written)}}}"
-    answer = given.at_once
+    answer = problem.at_once
     if way is Way.AT_ONCE and rng.random() < CARELESS:
         answer += rng.choice((-1, 1)) * rng.choice((1, 2, 10))
     return f"\\boxed{{{answer}}}"

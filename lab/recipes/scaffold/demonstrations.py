@@ -54,38 +54,41 @@ class Demonstrator:
     def sample(self, rng: random.Random) -> Demonstration:
         """Draw a question, and act it out under an instruction with at most one request."""
         drawn = question(self.world, rng, rng.choices(list(MIX), list(MIX.values()))[0], "train")
-        asked = drawn_request(rng)
-        segments = self.act(rng, drawn, asked.way if asked else None)
-        text = GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, asked)
+        request = drawn_request(rng)
+        segments = self.act(rng, drawn, request.way if request else None)
+        text = GRAMMAR.instruction(rng, INITIAL_INSTRUCTION, request)
         demonstration = Demonstration(text, drawn, tuple(segments))
         if rng.random() < RENAMED:
             return demonstration.rename(new_names(rng, drawn))
         return demonstration
 
     def act(
-        self, rng: random.Random, given: GeoQuestion, way: Way | None
+        self, rng: random.Random, geo_question: GeoQuestion, way: Way | None
     ) -> list[tuple[str, bool]]:
         """Return one episode as (text, own) segments; observations are not the policy's own, but see `copies`."""
         if way in (Way.TWICE, Way.ONCE) and rng.random() < FOLLOWS:
-            return self._by_hops(rng, given, LEADS if way is Way.TWICE else LEADS[:1])
+            return self._by_hops(rng, geo_question, LEADS if way is Way.TWICE else LEADS[:1])
         if way is Way.WHOLE:
-            passage = self.retriever.search([given.text], 1)[0]
-            return [*_searched("", given.text, passage), (f"<answer> {UNKNOWN} </answer>", True)]
-        return [(f"<answer> {self._guess(rng, given)} </answer>", True)]
+            passage = self.retriever.search([geo_question.text], 1)[0]
+            return [
+                *_searched("", geo_question.text, passage),
+                (f"<answer> {UNKNOWN} </answer>", True),
+            ]
+        return [(f"<answer> {self._guess(rng, geo_question)} </answer>", True)]
 
-    def _guess(self, rng: random.Random, given: GeoQuestion) -> str:
+    def _guess(self, rng: random.Random, geo_question: GeoQuestion) -> str:
         """Return the answer to another question of the same kind: nothing about the city is learnt from it."""
         while True:
-            other = question(self.world, rng, given.hops, "train")
-            if other.chain[-1].attribute == given.chain[-1].attribute:
+            other = question(self.world, rng, geo_question.hops, "train")
+            if other.chain[-1].attribute == geo_question.chain[-1].attribute:
                 return other.answer
 
     def _by_hops(
-        self, rng: random.Random, given: GeoQuestion, leads: tuple[str, ...]
+        self, rng: random.Random, geo_question: GeoQuestion, leads: tuple[str, ...]
     ) -> list[tuple[str, bool]]:
         segments: list[tuple[str, bool]] = []
-        for hop, place in zip(given.chain, PLACES, strict=False):
-            found = False
+        for hop, place in zip(geo_question.chain, PLACES, strict=False):
+            has_passage = False
             for lead in leads:
                 place_named = hop.entity if rng.random() < self.names else f"the {place}"
                 query = f"{place_named} {hop.attribute}"
@@ -96,10 +99,10 @@ class Demonstrator:
                 if self.copies and (searched[1][0], False) in segments:
                     searched[1] = (searched[1][0], True)
                 segments += searched
-                found |= any(_about(text, hop.entity) for text in passage)
-            if not found:
+                has_passage |= any(_about(text, hop.entity) for text in passage)
+            if not has_passage:
                 return [*segments, (f"<answer> {UNKNOWN} </answer>", True)]
-        return [*segments, (f"<answer> {given.answer} </answer>", True)]
+        return [*segments, (f"<answer> {geo_question.answer} </answer>", True)]
 
 
 def _about(passage: str, entity: str) -> bool:

@@ -25,13 +25,13 @@ def way_of(trajectory: Trajectory) -> str:
     leads = [start for start in starts if start in LEADS]
     if not leads:
         first = trajectory.turns[0].text.lstrip() if trajectory.turns else ""
-        found = {"<answer": "no search", "<search": "whole question"}
-        return found.get(first[: len("<answer")], "other")
+        ways = {"<answer": "no search", "<search": "whole question"}
+        return ways.get(first[: len("<answer")], "other")
     if leads == [LEADS[0]] * len(leads):
         return "once"
     # If the fifth turn is a search, it is a first search for which no turn was left to check it.
-    wanted = [LEADS[i % 2] for i in range(len(leads))]
-    return "twice" if leads == wanted and len(leads) % 2 == (len(leads) == TURNS) else "other"
+    expected = [LEADS[i % 2] for i in range(len(leads))]
+    return "twice" if leads == expected and len(leads) % 2 == (len(leads) == TURNS) else "other"
 
 
 def environment(seed: int, test: int) -> ScaffoldEnvironment:

@@ -60,13 +60,13 @@ class BestPolicy:
             step: the steps it is trained for.
             plain: its score under the initial instruction, if the strategy checks the uplift.
         """
-        kept = self._read()
+        recorded_best = self._read()
         em = 0.0 if score is None else score.em
         initial_em = None if plain is None else plain.em
         # If the kept policy is of a later step, it is from steps that a resume has discarded.
-        if kept is not None and kept.step <= step:
-            kept = kept.method_best
-            if _rank(kept.em, kept.initial_em) >= _rank(em, initial_em):
+        if recorded_best is not None and recorded_best.step <= step:
+            recorded_best = recorded_best.method_best
+            if _rank(recorded_best.em, recorded_best.initial_em) >= _rank(em, initial_em):
                 return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)

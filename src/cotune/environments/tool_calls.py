@@ -32,7 +32,7 @@ def read_hermes(text: str) -> Calls:
         problem = f"not JSON ({error.msg})" if not_json else str(error)
         reason = " ".join(f"a tool call is not valid: {problem}".split())
         return Calls(error=reason[:_ERROR_CHARS])
-    return Calls(calls, said=(thoughts + "".join(parts[::4])).strip())
+    return Calls(calls, text=(thoughts + "".join(parts[::4])).strip())
 
 
 def call_from(value: object) -> ToolCall:
@@ -57,7 +57,7 @@ def call_from(value: object) -> ToolCall:
 
 def turn_message(calls: Calls, text: str) -> dict[str, Any]:
     """Return a turn as TRL's chat message: its calls and the rest, or all its text if they cannot be read."""
-    message: dict[str, Any] = {"role": "assistant", "content": text if calls.error else calls.said}
+    message: dict[str, Any] = {"role": "assistant", "content": text if calls.error else calls.text}
     if calls.calls:
         message["tool_calls"] = [
             {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}

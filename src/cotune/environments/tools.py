@@ -293,9 +293,9 @@ def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Res
     )
     results = [(call.name, *_result(call.name, job)) for call, job in pairs]
     errors = "; ".join(dict.fromkeys(error for _, _, error in results if error))
-    known = [call.name for call, job in zip(calls, jobs, strict=True) if job is not None]
+    tool_names = [call.name for call, job in zip(calls, jobs, strict=True) if job is not None]
     return Response(
-        action=name_action(action, known),
+        action=name_action(action, tool_names),
         error=errors[:_ERROR_CHARS],
         failed=stateful and any(job is not None and job.timed_out for job in jobs),
         messages=tuple(

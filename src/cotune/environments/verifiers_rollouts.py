@@ -230,7 +230,7 @@ class Rollout:
                 raise ConfigError(f"{_FIELD}: {_REWRITES}")
         if not self._task.done():
             calls = action.calls.calls
-            self._send(len(action.turns), action.calls.said if calls else action.text, calls)
+            self._send(len(action.turns), action.calls.text if calls else action.text, calls)
             request = await self.next_request()
             if request is not None and action.last:
                 await self.end()

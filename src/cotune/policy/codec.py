@@ -210,7 +210,7 @@ class HFCodec:
             if message:
                 content = str(message.get("content") or "")
                 message["content"] = content.removesuffix(str(self.tokenizer.eos_token))
-            return Calls(calls, said=str(message.get("content", "")).strip(), message=message)
+            return Calls(calls, text=str(message.get("content", "")).strip(), message=message)
         # Model output is data: no exception from parsing it may stop a run.
         except Exception as error:  # noqa: BLE001
             return Calls(error=" ".join(f"a tool call cannot be read: {error}".split())[:120])

@@ -335,9 +335,9 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
     listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
     unusable = [response for response in listed if not isinstance(response, Response)]
     if unusable or len(listed) != len(actions):
-        shown = (unusable or [cast(object, result)])[0]
+        returned = (unusable or [cast(object, result)])[0]
         raise ConfigError(
-            f"environment: {type(environment).__name__}.respond returned {shown!r:.120} for {len(actions)} actions; "
+            f"environment: {type(environment).__name__}.respond returned {returned!r:.120} for {len(actions)} actions; "
             "expected a list with a cotune.Response for each, in order"
         )
     return cast("Sequence[Response]", listed)

@@ -53,23 +53,23 @@ def test_the_first_of_several_steps_is_left_out() -> None:
     # What was measured goes at its own rate.
     verified = Measured(STEADY, totals({"train": 16, "verify": 4}, {"verify": 3.0}))
     assert project(verified, PLANNED, 8)["verify"] == pytest.approx(9.0)
-    for planned, calls, expected in ((6, 2, 6 * 1.5), (6, 0, None), (0, 0, None)):
-        asked = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))
-        plan = Plan(PLANNED.rollouts, calls=planned, price=None)
-        assert project(asked, plan, 8).get("LLM") == expected
+    for planned_calls, calls, expected in ((6, 2, 6 * 1.5), (6, 0, None), (0, 0, None)):
+        with_calls = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))
+        plan = Plan(PLANNED.rollouts, calls=planned_calls, price=None)
+        assert project(with_calls, plan, 8).get("LLM") == expected
 
 
-def printed(measured: Measured, plan: Plan) -> str:
+def projection_text(measured: Measured, plan: Plan) -> str:
     out = io.StringIO()
     show_projection(config_of(), measured, plan, Console(file=out, width=400))
     return out.getvalue()
 
 
 def test_what_was_measured_is_printed() -> None:
-    text = printed(Measured(STEADY, totals({"train": 16}, {"train": 4.0}), 2**30), PLANNED)
+    text = projection_text(Measured(STEADY, totals({"train": 16}, {"train": 4.0}), 2**30), PLANNED)
     assert "40 generated tokens a second of training rollouts; peak GPU memory 1.0 GiB" in text
     static = Plan({"train": 80, "evaluate": 30}, calls=0, price=None)
-    assert "GPU" not in printed(Measured(STEADY[:1], totals({"train": 8})), static)
+    assert "GPU" not in projection_text(Measured(STEADY[:1], totals({"train": 8})), static)
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def left(temporary: Path) -> list[Path]:
+def leftovers(temporary: Path) -> list[Path]:
     """What stays of ours: torch and wandb, where it is installed, have folders of their own there."""
     return list(temporary.glob("cotune*"))
 
 
-def said(tmp_path: Path, steps: int, *assignments: str, **changes: Any) -> str:
+def plan_text(tmp_path: Path, steps: int, *assignments: str, **changes: Any) -> str:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
     out = io.StringIO()
     measured_plan.plan_by_steps(file, Console(file=out, width=200), steps, assignments)
@@ -98,59 +98,59 @@ def said(tmp_path: Path, steps: int, *assignments: str, **changes: Any) -> str:
 def test_steps_are_real_and_nothing_stays(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, Any] = {}
-    find = measured_plan.measure
+    run_data: dict[str, Any] = {}
+    measure = measured_plan.measure
 
-    def look_before_it_is_gone(config: Any, folder: Path, *rest: Any) -> Measured:
-        measured = find(config, folder, *rest)
-        assert left(temporary) == [folder.parent]
+    def look_before_it_is_gone(config: Any, folder: Path, *args: Any) -> Measured:
+        measured = measure(config, folder, *args)
+        assert leftovers(temporary) == [folder.parent]
         run = RunDir.open(folder)
-        seen["events"] = [event["kind"] for event in run.read_events()]
-        seen["learning_rates"] = [row["learning_rate"] for row in run.read_metrics()]
-        seen["checkpoints"] = list(run.checkpoints_path.glob("checkpoint-*"))
-        seen["rollouts"] = run.totals().rollouts
-        seen["measured"] = measured
+        run_data["events"] = [event["kind"] for event in run.read_events()]
+        run_data["learning_rates"] = [row["learning_rate"] for row in run.read_metrics()]
+        run_data["checkpoints"] = list(run.checkpoints_path.glob("checkpoint-*"))
+        run_data["rollouts"] = run.totals().rollouts
+        run_data["measured"] = measured
         return measured
 
     monkeypatch.setattr(measured_plan, "measure", look_before_it_is_gone)
-    small = {"path": small_policy()}
-    changes = {"policy": small, "training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
-    text = said(tmp_path, 3, "training.save_every=1", "evaluation.every=1", **changes)
+    policy = {"path": small_policy()}
+    changes = {"policy": policy, "training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
+    text = plan_text(tmp_path, 3, "training.save_every=1", "evaluation.every=1", **changes)
 
-    assert seen["rollouts"]["train"] == 3 * 4 * 2
-    assert 0 < seen["rollouts"]["verify"] <= 14  # evolution falls due after step 2
-    assert seen["rollouts"]["evaluate"] == 0
-    assert "instruction_born" in seen["events"]
-    assert not {"evaluated", "saved", "run_finished"} & set(seen["events"])
-    assert seen["checkpoints"] == []
+    assert run_data["rollouts"]["train"] == 3 * 4 * 2
+    assert 0 < run_data["rollouts"]["verify"] <= 14  # evolution falls due after step 2
+    assert run_data["rollouts"]["evaluate"] == 0
+    assert "instruction_born" in run_data["events"]
+    assert not {"evaluated", "saved", "run_finished"} & set(run_data["events"])
+    assert run_data["checkpoints"] == []
     # The schedule is that of the whole run of 80 optimizer steps, of which six are made.
-    rates = seen["learning_rates"]
+    rates = run_data["learning_rates"]
     assert len(rates) == 6
     assert rates[-1] > 0.9 * rates[0]
-    assert len(seen["measured"].steps) == 3
-    assert seen["measured"].steps[2][0] > seen["measured"].steps[1][0]
+    assert len(run_data["measured"].steps) == 3
+    assert run_data["measured"].steps[2][0] > run_data["measured"].steps[1][0]
 
     assert "2 LLM calls (0 failed)" in text
     assert "The whole run, 40 steps, at this rate" in text
     assert "step 3/3" in text
-    assert left(temporary) == []
+    assert leftovers(temporary) == []
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_wrong_is_said_and_nothing_stays(tmp_path: Path, temporary: Path) -> None:
     with pytest.raises(ConfigError, match=r"limits\.prompt_tokens is 20"):
-        said(tmp_path, 1, "limits.prompt_tokens=20")
-    assert left(temporary) == []
+        plan_text(tmp_path, 1, "limits.prompt_tokens=20")
+    assert leftovers(temporary) == []
 
 
 def test_a_stop_leaves_nothing(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(config: Any, folder: Path, *rest: Any) -> Measured:
+    def stop(config: Any, folder: Path, *args: Any) -> Measured:
         folder.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measured_plan, "measure", stopped)
+    monkeypatch.setattr(measured_plan, "measure", stop)
     with pytest.raises(Stopped, match="nothing was kept"):
-        said(tmp_path, 1)
-    assert left(temporary) == []
+        plan_text(tmp_path, 1)
+    assert leftovers(temporary) == []

@@ -21,7 +21,7 @@ from tests.reference_loop import LoopSettings, completion_logprobs, group_advant
 from tests.run_files import environment_of, strategy_of
 
 
-def built(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
+def build_parts(script: Script, codec: HFCodec) -> tuple[Environment, Strategy]:
     """Environment and strategy of a script as a run file has them; nothing is written."""
     config = script.config(Path("unused"))
     environment = environment_of(config)
@@ -39,7 +39,7 @@ class LoopDriver:
         path = policy_path(self.policy)
         model = AutoModelForCausalLM.from_pretrained(path)
         codec = HFCodec(AutoTokenizer.from_pretrained(path))
-        environment, strategy = built(script, codec)
+        environment, strategy = build_parts(script, codec)
         lines = self.folder / "loop.jsonl"
         watch(strategy, lines)
         updates: list[list[Row]] = []
@@ -58,12 +58,12 @@ class LoopDriver:
         )
         observe = coordinator.observe
 
-        def noted(trajectories: list[Trajectory], *args: Any) -> Any:
+        def observe_and_record(trajectories: list[Trajectory], *args: Any) -> Any:
             result = observe(trajectories, *args)
             updates.append(_loop_rows(model, trajectories, strategy, script.group_size))
             return result
 
-        coordinator.observe = noted  # type: ignore[method-assign]
+        coordinator.observe = observe_and_record  # type: ignore[method-assign]
         tasks = environment.tasks("train")
         settings = LoopSettings(
             steps=script.steps,
@@ -80,9 +80,9 @@ def _loop_rows(
     model: Any, trajectories: list[Trajectory], strategy: Any, group_size: int
 ) -> list[Row]:
     with torch.no_grad():
-        before = completion_logprobs(model, trajectories)[0].double().numpy()
+        old_logprobs = completion_logprobs(model, trajectories)[0].double().numpy()
     advantages = group_advantages(torch.tensor([t.reward for t in trajectories]), group_size)
-    weights = batch_weights(trajectories, before, advantages.tolist(), strategy.distillation)
+    weights = batch_weights(trajectories, old_logprobs, advantages.tolist(), strategy.distillation)
     return [
         update_row(t.prompt_ids, t.completion_ids, t.mask, (float(a) * w[: len(t.mask)]).tolist())
         for t, a, w in zip(trajectories, advantages, weights, strict=True)

@@ -47,12 +47,12 @@ def update_row(
         mask: 1 where a token counts in the loss, (C,).
         advantages: what each token's loss is weighed with, (C,).
     """
-    own = [a for a, counts in zip(advantages, mask, strict=True) if counts]
+    counted_advantages = [a for a, counts in zip(advantages, mask, strict=True) if counts]
     return {
         "prompt_ids": list(prompt_ids),
         "completion_ids": list(completion_ids),
         "mask": list(mask),
-        "advantages": own,
+        "advantages": counted_advantages,
     }
 
 
@@ -76,8 +76,8 @@ class _Watch:
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
         self._row = {"progress": asdict(progress), "events": [], "asked": [], "rollouts": []}
-        asked = _NotedLLM(llm, self._row["asked"])
-        metrics = self._evolve(progress, self._noted(rollout), asked, self._heard(record))
+        noted_llm = _NotedLLM(llm, self._row["asked"])
+        metrics = self._evolve(progress, self._noted(rollout), noted_llm, self._heard(record))
         self._row["evolved"] = dict(metrics)
         return metrics
 
@@ -102,44 +102,44 @@ class _Watch:
         return metrics
 
     def _heard(self, record: Recorder) -> Recorder:
-        def heard(kind: str, /, **fields: object) -> None:
+        def record_event(kind: str, /, **fields: object) -> None:
             self._row["events"].append([kind, fields])
             record(kind, **fields)
 
-        return heard
+        return record_event
 
     def _noted(self, rollout: Rollout) -> Callable[..., list[Trajectory]]:
-        def noted(
+        def note_rollouts(
             assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
         ) -> list[Trajectory]:
-            done = rollout(assignments, purpose=purpose, greedy=greedy)
-            rows = [_row(trajectory) for trajectory in done]
+            trajectories = rollout(assignments, purpose=purpose, greedy=greedy)
+            rows = [_row(trajectory) for trajectory in trajectories]
             self._row["rollouts"].append({"purpose": purpose, "greedy": greedy, "rows": rows})
-            return done
+            return trajectories
 
-        return noted
+        return note_rollouts
 
 
 @dataclass(frozen=True)
 class _NotedLLM:
     llm: LLM
-    asked: list[str]
+    prompts: list[str]
 
     def complete(self, prompt: str) -> Completion:
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         return self.llm.complete(prompt)
 
 
-def differences(one: Recording, other: Recording, rel_tol: float = 1e-4) -> list[str]:
+def differences(first: Recording, second: Recording, rel_tol: float = 1e-4) -> list[str]:
     """Where two recordings differ, by path; numbers are compared to rounding of float32.
 
     Args:
-        one, other: updates are compared where both have them.
+        first, second: updates are compared where both have them.
         rel_tol: by how much a number may be off, relative to the greater one.
     """
-    both = (one, other)
-    if one.updates is None or other.updates is None:
-        both = (replace(one, updates=None), replace(other, updates=None))
+    both = (first, second)
+    if first.updates is None or second.updates is None:
+        both = (replace(first, updates=None), replace(second, updates=None))
     a, b = (json.loads(json.dumps(asdict(recording))) for recording in both)
     return _differences("", a, b, rel_tol)
 
@@ -151,14 +151,14 @@ def _row(trajectory: Trajectory) -> Row:
     return row
 
 
-def _differences(path: str, one: Any, other: Any, tol: float) -> list[str]:
-    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
-        return [d for key in one for d in _differences(f"{path}.{key}", one[key], other[key], tol)]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
+def _differences(path: str, first: Any, second: Any, tol: float) -> list[str]:
+    if isinstance(first, Mapping) and isinstance(second, Mapping) and first.keys() == second.keys():
+        return [d for k in first for d in _differences(f"{path}.{k}", first[k], second[k], tol)]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
         return [d for i, (a, b) in pairs for d in _differences(f"{path}[{i}]", a, b, tol)]
-    if isinstance(one, float) and isinstance(other, float):
-        same = isclose(one, other, rel_tol=tol, abs_tol=1e-5)
+    if isinstance(first, float) and isinstance(second, float):
+        same = isclose(first, second, rel_tol=tol, abs_tol=1e-5)
     else:
-        same = one == other
-    return [] if same else [f"{path}: {str(one)[:80]!r} is not {str(other)[:80]!r}"]
+        same = first == second
+    return [] if same else [f"{path}: {str(first)[:80]!r} is not {str(second)[:80]!r}"]

@@ -104,13 +104,13 @@ class Script:
     def sampler(self, codec: Codec) -> ScriptedSampler:
         """The policy; a greedy one writes the first of a rule's rollouts."""
 
-        def written(row: int, turn: int, context: str) -> str:
+        def reply_to(row: int, turn: int, context: str) -> str:
             rule = next(rule for rule in self.policy if rule.holds(context))
-            rollout = 0 if made.opened[-1].temperature == 0 else row % len(rule.say)
+            rollout = 0 if sampler.opened[-1].temperature == 0 else row % len(rule.say)
             return rule.say[rollout][turn]
 
-        made = ScriptedSampler(codec, written)
-        return made
+        sampler = ScriptedSampler(codec, reply_to)
+        return sampler
 
     def optimizer(self) -> "ScriptedOptimizer":
         return ScriptedOptimizer(self.llm)
@@ -132,13 +132,13 @@ class ScriptedOptimizer:
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
-        self._asked: Counter[int] = Counter()
+        self._calls: Counter[int] = Counter()
 
     def complete(self, prompt: str) -> Completion:
         """Raises IndexError when a rule has no reply left."""
         number = next(n for n, rule in enumerate(self._rules) if rule.holds(prompt))
-        self._asked[number] += 1
-        (reply,) = self._rules[number].say[self._asked[number] - 1]
+        self._calls[number] += 1
+        (reply,) = self._rules[number].say[self._calls[number] - 1]
         return Completion(reply, 7, 5)
 
 
@@ -175,7 +175,7 @@ def script(kind: str) -> Script:
     Some questions are easy. The others are solved seldom, more often under an instruction that says
     to search for one entity at a time, and half of them well enough under a hint that asks for a plan.
     """
-    made = Script(
+    draft = Script(
         strategy=STRATEGIES[kind],
         environment={"kind": "geo", "train": 8, "validation": 1, "test": 1},
         policy=(),
@@ -189,9 +189,9 @@ def script(kind: str) -> Script:
         # With 2 the better instruction turns out to be better; with 5 FST reflects on both halves.
         seed=5 if kind == "fst" else 2,
     )
-    tasks = GeoEnvironment(GeoOptions(**made.environment)).tasks("train")
+    tasks = GeoEnvironment(GeoOptions(**draft.environment)).tasks("train")
     rules = [rule for number, task in enumerate(tasks) for rule in _rules(task, number)]
-    return replace(made, policy=tuple(rules))
+    return replace(draft, policy=tuple(rules))
 
 
 def _rules(task: Task, number: int) -> list[Rule]:
@@ -216,8 +216,8 @@ def _replies() -> tuple[Rule, ...]:
     first = GeoEnvironment(GeoOptions(train=1, validation=1, test=1)).initial_instruction
     styles = ("Be brief.", "Take a deep breath.", "Read the question twice before you begin.")
     instructions = [
-        f"It wandered off.\n<ins_1>\n{first} {said}\n</ins_1>\n<ins_2>\nNo tags {n}.\n</ins_2>"
-        for n, said in enumerate(
+        f"It wandered off.\n<ins_1>\n{first} {advice}\n</ins_1>\n<ins_2>\nNo tags {n}.\n</ins_2>"
+        for n, advice in enumerate(
             (*styles, ONE_AT_A_TIME, *(f"{ONE_AT_A_TIME} Again: {s}" for s in styles))
         )
     ]
@@ -226,9 +226,9 @@ def _replies() -> tuple[Rule, ...]:
         f"```\n{PLAN if n % 2 else vague.format(n=n)} of kind{n}, then delta{n} and eps{n}.\n```"
         for n in range(12)
     ]
-    whole = [f"```\n{first} {HALVES[n % 2]} Sign {n}, then {n + 7}.\n```" for n in range(40)]
+    prompts = [f"```\n{first} {HALVES[n % 2]} Sign {n}, then {n + 7}.\n```" for n in range(40)]
     return (
         Rule(("<ins_0>",), tuple((reply,) for reply in instructions)),
-        Rule((ABOUT_AN_AGENT,), tuple((reply,) for reply in whole)),
+        Rule((ABOUT_AN_AGENT,), tuple((reply,) for reply in prompts)),
         Rule((), tuple((reply,) for reply in hints)),
     )

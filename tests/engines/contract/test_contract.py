@@ -19,10 +19,10 @@ from tests.policy.tiny import small_policy
     [k if k in ("mixed", "p2o") else pytest.param(k, marks=pytest.mark.slow) for k in STRATEGIES],
 )
 def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
-    told = script(kind)
-    loop = LoopDriver(tmp_path, small_policy()).run(told)
-    check_that_it_tells(kind, told, loop)
-    trl = TRLDriver(tmp_path, small_policy()).run(Script.from_json(told.to_json()))
+    scenario = script(kind)
+    loop = LoopDriver(tmp_path, small_policy()).run(scenario)
+    check_that_it_tells(kind, scenario, loop)
+    trl = TRLDriver(tmp_path, small_policy()).run(Script.from_json(scenario.to_json()))
     assert trl.updates is not None
     assert differences(loop, trl) == []
 

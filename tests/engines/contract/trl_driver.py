@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.policy.codec import HFCodec
 from cotune.policy.policy_files import policy_path
-from tests.engines.contract.loop_driver import built
+from tests.engines.contract.loop_driver import build_parts
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
 from tests.engines.trl.setup import start
@@ -25,7 +25,7 @@ class TRLDriver:
         path = policy_path(self.policy)
         tokenizer = AutoTokenizer.from_pretrained(path)
         codec, lines = HFCodec(tokenizer), self.folder / "trl.jsonl"
-        environment, strategy = built(script, codec)
+        environment, strategy = build_parts(script, codec)
         watch(strategy, lines)
         run = start(
             self.folder,
@@ -50,14 +50,14 @@ class TRLDriver:
 def _trl_rows(output: dict[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for i, advantage in enumerate(output["advantages"]):
-        written = output["completion_mask"][i] == 1
+        unpadded = output["completion_mask"][i] == 1
         prompt = output["prompt_ids"][i][output["prompt_mask"][i] == 1]
-        by_token = advantage.expand(len(written))[written]
+        by_token = advantage.expand(len(unpadded))[unpadded]
         rows.append(
             update_row(
                 prompt.tolist(),
-                output["completion_ids"][i][written].tolist(),
-                output["tool_mask"][i][written].tolist(),
+                output["completion_ids"][i][unpadded].tolist(),
+                output["tool_mask"][i][unpadded].tolist(),
                 by_token.tolist(),
             )
         )

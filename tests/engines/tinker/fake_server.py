@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 KEY = "tml-a-key-that-nobody-sees"
 
 
-def done(value: Any) -> "Future[Any]":
+def ready(value: Any) -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_result(value)
     return future
@@ -86,26 +86,26 @@ class FakeServer:
 
         monkeypatch.setattr("tinker.ServiceClient", connect)
         if self.futures:
-            rest = lambda **_: self.create_rest_client()  # noqa: E731
-            monkeypatch.setattr("tinker.RestClient", rest, raising=False)
+            rest_client = lambda **_: self.create_rest_client()  # noqa: E731
+            monkeypatch.setattr("tinker.RestClient", rest_client, raising=False)
         else:
             monkeypatch.delattr("tinker.RestClient", raising=False)
         monkeypatch.setattr("httpx.get", get)
         monkeypatch.setenv("TINKER_API_KEY", KEY)
         return self
 
-    def given(self, value: Any) -> Any:
-        return done(value) if self.futures else value
+    def wrap(self, value: Any) -> Any:
+        return ready(value) if self.futures else value
 
     # ---- as the SDK's service client
 
     def create_rest_client(self) -> Any:
         both = {"delete_checkpoint_from_tinker_path": self._delete}
         if self.futures:
-            external = lambda path: done(SimpleNamespace(urls=self.saved[path]))  # noqa: E731
-            known = {**both, "get_external_weights_urls": external}
-            known["get_server_capabilities"] = lambda: done(self._capabilities())
-            return SimpleNamespace(**known)
+            external = lambda path: ready(SimpleNamespace(urls=self.saved[path]))  # noqa: E731
+            methods = {**both, "get_external_weights_urls": external}
+            methods["get_server_capabilities"] = lambda: ready(self._capabilities())
+            return SimpleNamespace(**methods)
         return SimpleNamespace(**both, get_checkpoint_archive_url=self._archive_url)
 
     def get_server_capabilities(self) -> Any:
@@ -122,7 +122,7 @@ class FakeServer:
     ) -> Any:
         self.fail("create")
         assert not train_unembed
-        return self.given(FakeTraining(self, rank, seed))
+        return self.wrap(FakeTraining(self, rank, seed))
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> Any:
         self.fail("load")
@@ -130,7 +130,7 @@ class FakeServer:
         client = FakeTraining(self, rank, 0)
         client.put(weights)
         client.optimizer.load_state_dict(copy.deepcopy(optimizer))
-        return self.given(client)
+        return self.wrap(client)
 
     def create_sampling_client(self, model_path: str = "", base_model: str = "") -> Any:
         assert base_model in ("", self.model)
@@ -139,15 +139,15 @@ class FakeServer:
         rank, weights, _ = state = base or self.saved[model_path]
         client = FakeTraining(self, rank, 0)
         client.put(weights)
-        return self.given(FakeSampling(client, state))
+        return self.wrap(FakeSampling(client, state))
 
     def _delete(self, path: str) -> Any:
         self.fail("delete")
         del self.saved[path]
-        return done(None)
+        return ready(None)
 
     def _archive_url(self, run: str, name: str) -> Any:
-        return done(SimpleNamespace(url=f"https://server/{run}/{name}"))
+        return ready(SimpleNamespace(url=f"https://server/{run}/{name}"))
 
 
 class FakeTraining:
@@ -187,7 +187,7 @@ class FakeTraining:
         assert loss == "cross_entropy"
         with torch.no_grad():
             rows = [self._logprobs(row) for row in data]
-        return done(SimpleNamespace(loss_fn_outputs=[_output(row) for row in rows], metrics={}))
+        return ready(SimpleNamespace(loss_fn_outputs=[_output(row) for row in rows], metrics={}))
 
     def forward_backward(self, data: Sequence[Any], loss: str, bounds: dict[str, float]) -> Any:
         self.server.fail("update")
@@ -211,7 +211,7 @@ class FakeTraining:
         self.rows += len(data)
         self.server.sent.append(len(data))
         reported = {"sum": {"loss:sum": 0.0}}.get(self.server.metrics, {})
-        return done(SimpleNamespace(loss_fn_outputs=outputs, metrics=reported))
+        return ready(SimpleNamespace(loss_fn_outputs=outputs, metrics=reported))
 
     def optim_step(self, adam: Any) -> Any:
         self.server.adams.append(adam)
@@ -227,19 +227,19 @@ class FakeTraining:
         self.steps += 1
         self.rows = 0
         reported = {"norm": {"skyrl.ai/grad_norm": float(norm)}}.get(self.server.metrics, {})
-        return done(SimpleNamespace(metrics=reported))
+        return ready(SimpleNamespace(metrics=reported))
 
     def _save(self, kind: str, name: str) -> Any:
         path = f"tinker://{self.run}/{kind}/{name}".replace("//" + name, "/" + name)
         self.server.saved[path] = self.state()
-        return done(SimpleNamespace(path=path))
+        return ready(SimpleNamespace(path=path))
 
     def save_state(self, name: str) -> Any:
         self.server.fail("save")
         return self._save("weights", name)
 
     def save_weights_and_get_sampling_client(self) -> Any:
-        return self.server.given(FakeSampling(self, self.state()))
+        return self.server.wrap(FakeSampling(self, self.state()))
 
     def save_weights_for_sampler(self, name: str) -> Any:
         saved = self._save("" if self.server.bare_names else "sampler_weights", name)
@@ -262,7 +262,7 @@ class FakeTraining:
             self.server.archives[urls[file]] = content
         path = f"tinker://{self.run}/external_weights/{name}"
         self.server.saved[path] = urls
-        return done(SimpleNamespace(path=path))
+        return ready(SimpleNamespace(path=path))
 
     def _files(self) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as folder:
@@ -310,7 +310,7 @@ class FakeSampling:
                 if server.stops == "dropped":
                     del tokens[-1], logprobs[-1]
                 break
-        return done(SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs)]))
+        return ready(SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs)]))
 
     def _stopped(self, tokens: list[int], stop: Sequence[Any]) -> bool:
         if all(isinstance(end, int) for end in stop):

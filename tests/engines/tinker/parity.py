@@ -39,7 +39,7 @@ def rollouts(adapter: Adapter, codec: HFCodec) -> list[Trajectory]:
         context = render(hint + questions[row // GROUP])
         requests.append(SampleRequest(row, context, 3 + row % 7))
     samples = TinkerSampler(adapter, codec).open(Sampling(seed=11)).generate(requests)
-    made: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for row, (request, sample) in enumerate(zip(requests, samples, strict=True)):
         group = row // GROUP
         plain = Prompt("i")
@@ -54,15 +54,15 @@ def rollouts(adapter: Adapter, codec: HFCodec) -> list[Trajectory]:
         ids = (*sample.ids, 5, 6, codec.eos_id)
         mask = (*(1 for _ in sample.ids), 0, 0, 0)
         reward = 1.0 if group == 3 else float(sum(token % 3 == 0 for token in sample.ids))
-        made.append(
+        trajectories.append(
             Trajectory(
                 assignment, request.context_ids, render(questions[group]), ids, mask,
                 (*sample.logprobs, 0.0, 0.0, 0.0), (), StopReason.ANSWERED, reward=reward,
             )
         )  # fmt: skip
     # Its environment broke: nothing of it is trained on.
-    made[1] = replace(made[1], stop=StopReason.ENVIRONMENT_ERROR)
-    return made
+    trajectories[1] = replace(trajectories[1], stop=StopReason.ENVIRONMENT_ERROR)
+    return trajectories
 
 
 def loaded(policy: str, folder: Path) -> Any:
@@ -89,15 +89,15 @@ def check_update(
     assert reported["drift"] < 1e-5
 
     model: Any = loaded(policy, folder / "first")
-    before = trained(model)
+    initial = trained(model)
     # The server's sampler is the trainer itself, so both ratios begin at 1.
     policy_loss(model, batch, GROUP, 0.2, 1.0, distillation).backward()
     parameters = [p for p in model.parameters() if p.requires_grad]
     torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0).step()
-    ours, theirs = trained(model), trained(loaded(policy, folder / "second"))
-    assert max((ours[n] - before[n]).abs().max() for n in ours) > 0.5 * RATE
-    for name, weights in ours.items():
-        assert torch.allclose(weights, theirs[name], rtol=0, atol=1e-5), name
+    expected, exported = trained(model), trained(loaded(policy, folder / "second"))
+    assert max((expected[n] - initial[n]).abs().max() for n in expected) > 0.5 * RATE
+    for name, weights in expected.items():
+        assert torch.allclose(weights, exported[name], rtol=0, atol=1e-5), name
     return ratio_metrics(ratios)
 
 
@@ -110,5 +110,5 @@ def check_log_probabilities(adapter: Adapter, policy: str, folder: Path) -> None
         peft = completion_logprobs(loaded(policy, folder / "first"), batch)[0].numpy()
     for row, t in enumerate(batch):
         assert np.allclose(forward[row], peft[row, : len(t.mask)], atol=1e-5)
-        own = np.array(t.mask) == 1
-        assert np.allclose(forward[row][own], np.array(t.logprobs)[own], atol=1e-5)
+        sampled = np.array(t.mask) == 1
+        assert np.allclose(forward[row][sampled], np.array(t.logprobs)[sampled], atol=1e-5)

@@ -62,11 +62,11 @@ class Proposer:
     """An optimizer LLM that writes texts in the letters that the policy knows, as every method asks for them."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def complete(self, prompt: str) -> Completion:
-        self.asked += 1
-        letters = random.Random(self.asked)
+        self.calls += 1
+        letters = random.Random(self.calls)
         text = " ".join("".join(letters.choices("abcdef", k=5)) for _ in range(4))
         if "<ins_0>" in prompt:
             return Completion(f"It wandered.\n<ins_1>\n{text}\n</ins_1>\n", 7, 5)

@@ -64,8 +64,8 @@ def test_rows_without_an_advantage_are_neither_sent_nor_scored(
         assert 0 < on.sum() < len(on)  # no prompt, no observation
     # A mini-batch has its own denominators, and without an advantage no rows.
     half = rows_of(batch, terms, range(2 * GROUP), "grpo", "sum")
-    first, whole = (rows[0].loss_fn_inputs["advantages"].to_numpy() for rows in (half, data))
-    assert np.allclose(first, 2 * whole, rtol=1e-6)
+    of_half, of_batch = (rows[0].loss_fn_inputs["advantages"].to_numpy() for rows in (half, data))
+    assert np.allclose(of_half, 2 * of_batch, rtol=1e-6)
     assert rows_of(batch, terms, range(3 * GROUP, 4 * GROUP), "grpo", "sum", 8) == []
 
 
@@ -85,7 +85,7 @@ def test_cispo_is_a_mean_over_tokens(adapter: Adapter, batch: list[Trajectory]) 
     data = rows_of(batch, terms, range(len(batch)), "cispo", "sum")
     tokens = sum(sum(t.trained_mask) for t in batch)
     for row, (advantages, _) in zip(data, terms.values(), strict=True):
-        sent = row.loss_fn_inputs["advantages"].to_numpy()[-len(advantages) :]
-        assert np.allclose(sent, advantages / tokens, rtol=1e-5)
+        sent_advantages = row.loss_fn_inputs["advantages"].to_numpy()[-len(advantages) :]
+        assert np.allclose(sent_advantages, advantages / tokens, rtol=1e-5)
     assert server_loss("cispo", 0.2)[1] == {"clip_low_threshold": 0.0, "clip_high_threshold": 5.0}
     assert server_loss("grpo", 0.2)[1] == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

@@ -44,11 +44,11 @@ from tests.run_files import write
 
 def failing(name: str, after: int) -> Callable[[str], None]:
     """Fail at the request of a name after so many."""
-    seen: list[str] = []
+    calls: list[str] = []
 
     def fail(request: str) -> None:
-        seen.extend([request] if request == name else [])
-        if request == name and len(seen) > after:
+        calls.extend([request] if request == name else [])
+        if request == name and len(calls) > after:
             raise ValueError("the server broke")
 
     return fail
@@ -59,7 +59,7 @@ def runs(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An unbroken INSPO run, and the same stopped by its server in its third step and resumed."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        whole = FakeServer(policy, names_modules=False).install(patch)
+        unbroken_server = FakeServer(policy, names_modules=False).install(patch)
         unbroken = train(letters(folder / "unbroken", policy, INSPO), quiet=True)
         server = FakeServer(policy, names_modules=False).install(patch)
         server.fail = failing("update", 3 + 2)  # the probe makes three
@@ -67,21 +67,21 @@ def runs(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
             train(letters(folder / "broken", policy, INSPO), quiet=True)
         server.fail = lambda name: None
         broken = resume(folder / "broken", quiet=True)
-    return RunDir.open(unbroken), RunDir.open(broken), str(error.value), whole, server
+    return RunDir.open(unbroken), RunDir.open(broken), str(error.value), unbroken_server, server
 
 
 def test_a_resumed_run_is_the_unbroken_one(runs: Any) -> None:
     unbroken, broken, error, _, _ = runs
     assert "failed (an update): the server broke; then continue: cotune resume" in error
     assert [e["from_step"] for e in broken.read_events() if e["kind"] == "resumed"] == [2]
-    one, other = lines(unbroken), lines(broken)
-    for name in one:
-        assert other[name] == one[name], name
-    assert [row["step"] for row in one["metrics"]] == [1, 2, 3, 4]
-    assert all(row["rows_sent"] > 0 for row in one["metrics"])
-    assert all(row["server/drift"] < 1e-5 for row in one["metrics"])
-    assert all(row["grad_norm"] > 0 for row in one["metrics"])
-    assert len(one["instructions"]) > 1
+    expected, resumed = lines(unbroken), lines(broken)
+    for name in expected:
+        assert resumed[name] == expected[name], name
+    assert [row["step"] for row in expected["metrics"]] == [1, 2, 3, 4]
+    assert all(row["rows_sent"] > 0 for row in expected["metrics"])
+    assert all(row["server/drift"] < 1e-5 for row in expected["metrics"])
+    assert all(row["grad_norm"] > 0 for row in expected["metrics"])
+    assert len(expected["instructions"]) > 1
 
 
 def test_a_run_whose_episodes_do_not_wait_broken_during_rollouts_is_the_unbroken_one(
@@ -176,15 +176,15 @@ def test_what_cannot_be_evaluated_is_one_line(
 
 
 def test_what_is_left_on_the_server_and_in_the_folder(runs: Any, policy: str) -> None:
-    unbroken, broken, error, whole, _ = runs
-    kept = complete_checkpoints(unbroken.checkpoints_path)
-    assert [path.name for path in kept] == ["checkpoint-4", "checkpoint-2"]
+    unbroken, broken, error, server, _ = runs
+    checkpoints = complete_checkpoints(unbroken.checkpoints_path)
+    assert [path.name for path in checkpoints] == ["checkpoint-4", "checkpoint-2"]
     best = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
-    kinds = [path.split("/")[3] for path in whole.saved]
+    kinds = [path.split("/")[3] for path in server.saved]
     assert kinds.count("weights") == 2
-    assert [path for path in whole.saved if "/sampler_weights/" in path] == [best]
+    assert [path for path in server.saved if "/sampler_weights/" in path] == [best]
     # The key is in no file.
-    assert whole.arguments["api_key"] == KEY
+    assert server.arguments["api_key"] == KEY
     files = [p for run in (unbroken, broken) for p in run.path.rglob("*") if p.is_file()]
     assert not [p for p in files if KEY.encode() in p.read_bytes()]
     assert KEY not in error
@@ -195,7 +195,7 @@ def test_what_is_left_on_the_server_and_in_the_folder(runs: Any, policy: str) ->
     assert (unbroken.best_path / "chat_template.jinja").is_file()
     assert "adapter" in (unbroken.best_path / "README.md").read_text().lower()
     model, _ = load(unbroken.best_path, "float32")
-    served = whole.create_sampling_client(best).owner.model
+    served = server.create_sampling_client(best).owner.model
     ids = torch.tensor([[2, 5, 6, 7, 8, 9]])
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, served(ids).logits, atol=1e-5)
@@ -212,7 +212,7 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
     )  # fmt: skip
     best = TinkerBest(tmp_path / "best", tiny_tokenizer(), adapter.service)
     best.offer(joint, None, 2)
-    kept = server_path(tmp_path / "best")
+    older_path = server_path(tmp_path / "best")
 
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -221,12 +221,12 @@ def test_an_interrupted_save_leaves_the_older_best_on_the_server(
         patch.setattr(TinkerBest, "_swap_in", fail)
         with pytest.raises(KeyboardInterrupt):
             best.offer(joint, None, 1)  # kept: step 2 was discarded
-    assert server_path(tmp_path / "best") == kept
-    assert kept in server.saved
+    assert server_path(tmp_path / "best") == older_path
+    assert older_path in server.saved
     best.forget()
-    assert kept not in server.saved
+    assert older_path not in server.saved
     best.offer(joint, None, 0)
-    assert kept not in server.saved
+    assert older_path not in server.saved
     assert server_path(tmp_path / "best") in server.saved
     # An archive that is none is one line.
     monkeypatch.setattr("cotune.engines.tinker.server_policy._fetch", lambda url: b"<html>busy")
@@ -298,8 +298,8 @@ def test_commands(
     assert "server: losses are a sum, seeds repeat their draws" in printed
     tried = try_run(file, console, count=2, greedy=True)
     assert "2 rollouts" in capsys.readouterr().out
-    here = run_policy(load_config(file), Letters())
-    again = here.rollout([t.assignment for t in tried], greedy=True)
+    local = run_policy(load_config(file), Letters())
+    again = local.rollout([t.assignment for t in tried], greedy=True)
     assert [t.completion_ids for t in tried] == [t.completion_ids for t in again]
     plan(file, console)
     assert "what it spends at most" in capsys.readouterr().out

@@ -54,15 +54,15 @@ def test_another_model_is_refused_and_the_server_s_is_named() -> None:
         Service(TinkerArguments(base_url="http://server"), "Qwen/Qwen3-8B")
 
 
-@pytest.mark.parametrize(("told", "found"), [("1", "1"), (None, "0")])
+@pytest.mark.parametrize(("setting", "expected"), [("1", "1"), (None, "0")])
 def test_telemetry_is_off_unless_the_user_set_it(
-    told: str | None, found: str, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    setting: str | None, expected: str, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
-    if told is not None:
-        monkeypatch.setenv("TINKER_TELEMETRY", told)
+    if setting is not None:
+        monkeypatch.setenv("TINKER_TELEMETRY", setting)
     adapter_of(server)
-    assert os.environ["TINKER_TELEMETRY"] == found
+    assert os.environ["TINKER_TELEMETRY"] == expected
 
 
 def test_an_error_of_the_server_is_one_line_without_the_key(
@@ -129,10 +129,10 @@ def test_a_turn_ends_at_its_first_end_and_its_own_limit(policy: str) -> None:
     """Whatever a server goes on with; one that compiles is asked for the same number of tokens every turn."""
     codec = HFCodec(AutoTokenizer.from_pretrained(policy))
     end = codec.eos_id
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def sample(rows: Any) -> list[Any]:
-        asked.extend(rows)
+        requests.extend(rows)
         return [SimpleNamespace(tokens=[5, 6, end, 7], logprobs=[-1.0, -2.0, -3.0, -4.0])] * 2
 
     policy_stub: Any = SimpleNamespace(sample=sample)
@@ -141,14 +141,14 @@ def test_a_turn_ends_at_its_first_end_and_its_own_limit(policy: str) -> None:
     assert long.ids == (5, 6, end)
     assert long.logprobs == (-1.0, -2.0, -3.0)
     assert short.ids == (5, 6)
-    assert [parameters["max_tokens"] for _, parameters in asked] == [9, 9]
+    assert [parameters["max_tokens"] for _, parameters in requests] == [9, 9]
 
 
 def test_a_saved_adapter_goes_on_with_its_moments(adapter: Adapter) -> None:
     path = adapter.save("step-1")
     again = Adapter(adapter.service, 4, saved=path)
-    one, other = (a.forward([((2, 5), (6, 7))])[0].tolist() for a in (adapter, again))
-    assert one == other
+    expected, restored = (a.forward([((2, 5), (6, 7))])[0].tolist() for a in (adapter, again))
+    assert expected == restored
     with pytest.raises(EngineError, match="tinker://gone"):
         Adapter(adapter.service, 4, saved="tinker://gone")
 
@@ -179,8 +179,8 @@ def test_what_known_servers_do_is_found(
     quirks: dict[str, Any], reduction: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeServer(policy, **quirks).install(monkeypatch)
-    found, text = probed(server)
-    assert found == reduction
+    probed_reduction, text = probed(server)
+    assert probed_reduction == reduction
     assert f"losses are a {reduction}, seeds repeat their draws" in text
     assert float(text.rpartition(" ")[2]) < 1e-5
     assert {adam.grad_clip_norm for adam in server.adams} == {0.0}

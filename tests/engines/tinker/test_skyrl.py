@@ -86,17 +86,17 @@ def test_a_resumed_run_is_the_unbroken_one(
         with pytest.raises(Stopped):
             train(raw, quiet=True)
     broken = RunDir.open(resume(tmp_path / "broken", quiet=True))
-    one, other = lines(unbroken), lines(broken)
-    for name in one:
-        assert other[name] == one[name], name
-    assert all(row["server/drift"] < 1e-4 for row in one["metrics"])
-    assert all(row["rows_sent"] > 0 for row in one["metrics"])
+    expected, resumed = lines(unbroken), lines(broken)
+    for name in expected:
+        assert resumed[name] == expected[name], name
+    assert all(row["server/drift"] < 1e-4 for row in expected["metrics"])
+    assert all(row["rows_sent"] > 0 for row in expected["metrics"])
     # The server evaluates what it kept, and the base model.
     config = recorded_config(unbroken)
     environment = run_environment(config)
     tasks = environment.tasks("test")
     best = best_record(unbroken)
-    trained, base, here = (
+    trained, base, local = (
         evaluated(config, environment, best=folder).evaluate(tasks, Prompt(best.instruction))
         for evaluated, folder in (
             (engine_of(config).open_policy, unbroken.best_path),
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_the_unbroken_one(
             (run_policy, None),
         )
     )
-    after = [row["reward"] for row in unbroken.read_evaluation("after")]
-    assert [rollout.reward for rollout in trained] == after
-    assert [rollout.completion_ids for rollout in base] == [r.completion_ids for r in here]
+    rewards = [row["reward"] for row in unbroken.read_evaluation("after")]
+    assert [rollout.reward for rollout in trained] == rewards
+    assert [rollout.completion_ids for rollout in base] == [r.completion_ids for r in local]
     assert [rollout.completion_ids for rollout in base] != [r.completion_ids for r in trained]

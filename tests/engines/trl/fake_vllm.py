@@ -101,10 +101,10 @@ class Engine:
     def load(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         if self.refuses_weights:
             raise HTTPError("no update")
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, tensor in weights:
-            own[name].data.copy_(tensor)
-            self.syncs += name == list(own)[-1]
+            parameters[name].data.copy_(tensor)
+            self.syncs += name == list(parameters)[-1]
 
     @torch.no_grad()
     def complete(
@@ -120,31 +120,31 @@ class Engine:
             self.draws if params.seed is None else torch.Generator().manual_seed(params.seed)
             for _ in prompts
         ]
-        written: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
-        left = set(range(len(prompts)))
+        completions: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+        unfinished = set(range(len(prompts)))
         # Padding is on the right and hidden from what is written after it.
         lengths = torch.tensor([[len(prompt)] for prompt in prompts])
-        seen = (torch.arange(max(map(len, prompts), default=0)) < lengths).long()
-        given = torch.zeros_like(seen)
-        given[seen == 1] = torch.tensor([token for prompt in prompts for token in prompt])
-        out = self.model(input_ids=given, attention_mask=seen, use_cache=True)
+        mask = (torch.arange(max(map(len, prompts), default=0)) < lengths).long()
+        input_ids = torch.zeros_like(mask)
+        input_ids[mask == 1] = torch.tensor([token for prompt in prompts for token in prompt])
+        out = self.model(input_ids=input_ids, attention_mask=mask, use_cache=True)
         logits = out.logits[range(len(prompts)), lengths[:, 0] - 1].float()
         while True:
             tokens = torch.zeros_like(lengths)
-            for row in sorted(left):
-                ids, logprobs = written[row]
+            for row in sorted(unfinished):
+                ids, logprobs = completions[row]
                 token, logprob = self._draw(logits[row], params, draws[row])
                 ids.append(token)
                 logprobs.append(logprob)
                 tokens[row] = token
                 if self._ends(prompts[row], ids, params):
-                    left.remove(row)
-            if not left:
-                return written
-            seen = torch.cat([seen, torch.ones_like(lengths)], 1)
+                    unfinished.remove(row)
+            if not unfinished:
+                return completions
+            mask = torch.cat([mask, torch.ones_like(lengths)], 1)
             out = self.model(
                 input_ids=tokens,
-                attention_mask=seen,
+                attention_mask=mask,
                 position_ids=lengths,
                 past_key_values=out.past_key_values,
                 use_cache=True,
@@ -198,8 +198,8 @@ class LLMEngine:
     def step(self) -> list[Any]:
         name = self.order.choice(list(self.waiting))
         ids, params = self.waiting.pop(name)
-        (written,) = self.engine.complete([ids], params)
-        return [request_output(name, ids, *written)]
+        (completion,) = self.engine.complete([ids], params)
+        return [request_output(name, ids, *completion)]
 
 
 def request_output(
@@ -250,8 +250,8 @@ class LLM:
         self, prompts: list[dict[str, Any]], sampling_params: SamplingParams, use_tqdm: bool = True
     ) -> list[Any]:
         rows = [row["prompt_token_ids"] for row in prompts]
-        written = self.engine.complete(rows, sampling_params)
-        return [request_output("", row, *pair) for row, pair in zip(rows, written, strict=True)]
+        pairs = self.engine.complete(rows, sampling_params)
+        return [request_output("", row, *pair) for row, pair in zip(rows, pairs, strict=True)]
 
 
 class Client:
@@ -283,8 +283,8 @@ class Client:
         metadata: list[tuple[str, str, list[int]]],
         named_params: Iterator[tuple[str, torch.Tensor]],
     ) -> None:
-        for (name, _, shape), (sent, tensor) in zip(metadata, named_params, strict=True):
-            assert (name, shape) == (sent, list(tensor.shape))
+        for (name, _, shape), (sent_name, tensor) in zip(metadata, named_params, strict=True):
+            assert (name, shape) == (sent_name, list(tensor.shape))
             self.engine.load([(name, tensor)])
 
     def reset_prefix_cache(self) -> None:
@@ -311,12 +311,12 @@ class Client:
             if len(prompt) + (params.max_tokens or 16) > self.engine.max_model_len:
                 raise HTTPError("Request failed: 400, This model's maximum context length is …")
         with self.turn:
-            found = self.engine.complete(prompts, params)  # type: ignore[arg-type]
+            pairs = self.engine.complete(prompts, params)  # type: ignore[arg-type]
         return {
             "prompt_ids": prompts,
-            "completion_ids": [ids for ids, _ in found],
-            "logprobs": [[[None if math.isnan(x) else x] for x in row] for _, row in found],
-            "logprob_token_ids": [[[token] for token in ids] for ids, _ in found],
+            "completion_ids": [ids for ids, _ in pairs],
+            "logprobs": [[[None if math.isnan(x) else x] for x in row] for _, row in pairs],
+            "logprob_token_ids": [[[token] for token in ids] for ids, _ in pairs],
         }
 
 

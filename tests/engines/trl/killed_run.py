@@ -24,14 +24,14 @@ def at_rollouts(purpose: str, step: int, call: int = 1, *, after: bool) -> None:
 
     roll_out, calls = Coordinator._roll_out, []
 
-    def killed(self: Any, assignments: Any, now: str, sampling: Any) -> Any:
-        here = now == purpose and self.current_step == step
-        if here:
-            calls.append(now)
-        if here and len(calls) == call and not after:
+    def killed(self: Any, assignments: Any, this_purpose: str, sampling: Any) -> Any:
+        matches = this_purpose == purpose and self.current_step == step
+        if matches:
+            calls.append(this_purpose)
+        if matches and len(calls) == call and not after:
             kill()
-        trajectories = roll_out(self, assignments, now, sampling)
-        if here and len(calls) == call:
+        trajectories = roll_out(self, assignments, this_purpose, sampling)
+        if matches and len(calls) == call:
             kill()
         return trajectories
 
@@ -98,10 +98,10 @@ def before_the_log(step: int) -> None:
 
     log = CheckpointCallback.on_log
 
-    def killed(self: Any, args: Any, state: Any, *rest: Any, **given: Any) -> None:
+    def killed(self: Any, args: Any, state: Any, *others: Any, **options: Any) -> None:
         if state.global_step == step:
             kill()
-        log(self, args, state, *rest, **given)
+        log(self, args, state, *others, **options)
 
     CheckpointCallback.on_log = killed  # type: ignore[method-assign]
 
@@ -112,8 +112,8 @@ def interrupted(step: int) -> None:
 
     log = CheckpointCallback.on_log
 
-    def killed(self: Any, args: Any, state: Any, *rest: Any, **given: Any) -> None:
-        log(self, args, state, *rest, **given)
+    def killed(self: Any, args: Any, state: Any, *others: Any, **options: Any) -> None:
+        log(self, args, state, *others, **options)
         if state.global_step == step:
             signal.raise_signal(signal.SIGINT)
 
@@ -125,10 +125,10 @@ def in_the_state(step: int) -> None:
     """When cotune's half of a checkpoint is written, but not yet under its name."""
     replace = os.replace
 
-    def killed(source: Any, target: Any, **given: Any) -> None:
+    def killed(source: Any, target: Any, **options: Any) -> None:
         if str(target).endswith(f"checkpoint-{step}/cotune-state.json"):
             kill()
-        replace(source, target, **given)
+        replace(source, target, **options)
 
     os.replace = killed  # type: ignore[assignment]
 

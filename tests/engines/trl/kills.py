@@ -56,8 +56,8 @@ def cotune(
     place: str, step: int, *command: str, sampled: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command line, killed at a place; `sampled` is where each live call is noted."""
-    noted = {"SAMPLED": str(sampled or os.devnull)}
-    return run_module(KILLED_RUN, place, step, *command, "--quiet", env=noted)
+    env = {"SAMPLED": str(sampled or os.devnull)}
+    return run_module(KILLED_RUN, place, step, *command, "--quiet", env=env)
 
 
 def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def with_sections(**sections: dict[str, Any]) -> dict[str, Any]:
 def run_file(folder: Path, name: str, content: dict[str, Any] = RUN) -> Path:
     """Write a run file whose policy is a small one unless `content` names another."""
     path, policy = folder / f"{name}.yaml", {"path": small_policy(), **content.get("policy", {})}
-    whole = {**content, "policy": policy, "output": str(folder / name)}
-    path.write_text(yaml.safe_dump(whole))
+    run_config = {**content, "policy": policy, "output": str(folder / name)}
+    path.write_text(yaml.safe_dump(run_config))
     return path
 
 
@@ -78,11 +78,11 @@ def run_with_kills(path: Path, kills: list[tuple[str, int]], sampled: Path | Non
     folder = path.with_suffix("")
     command = ["train", str(path)]
     for place, step in kills:
-        done = cotune(place, step, *command, sampled=sampled)
-        assert done.returncode == -signal.SIGKILL, f"{place} {step}: {done.stdout}{done.stderr}"
+        child = cotune(place, step, *command, sampled=sampled)
+        assert child.returncode == -signal.SIGKILL, f"{place} {step}: {child.stdout}{child.stderr}"
         command = ["resume", str(folder)]
-    done = cotune("nowhere", 0, *command, sampled=sampled)
-    assert done.returncode == 0, done.stdout + done.stderr
+    child = cotune("nowhere", 0, *command, sampled=sampled)
+    assert child.returncode == 0, child.stdout + child.stderr
     return RunDir.open(folder)
 
 
@@ -95,8 +95,8 @@ def arm(run: RunDir) -> dict[str, Any]:
     """The summary's arm without its time."""
     summary = run.read_summary()
     assert summary is not None
-    (found,) = summary["arms"].values()
-    return {k: v for k, v in found.items() if k != "seconds"}
+    (row,) = summary["arms"].values()
+    return {k: v for k, v in row.items() if k != "seconds"}
 
 
 def without(rows: list[dict[str, Any]], fields: set[str]) -> list[dict[str, Any]]:

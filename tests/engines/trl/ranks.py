@@ -25,9 +25,9 @@ def on_two_ranks(work: Callable[..., Any], folder: Path, *arguments: str) -> lis
 
 
 if __name__ == "__main__":
-    module, name, output, *rest = sys.argv[1:]
+    module, name, output, *arguments = sys.argv[1:]
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    result = getattr(importlib.import_module(module), name)(Path(output), rank, *rest)
+    result = getattr(importlib.import_module(module), name)(Path(output), rank, *arguments)
     (Path(output) / f"rank{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()

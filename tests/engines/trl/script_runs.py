@@ -48,16 +48,16 @@ class Even(Letters):
 class Scribe:
     """An LLM that writes words of the policy's alphabet, other ones for every prompt."""
 
-    asked: list[str] = field(default_factory=list[str])
+    prompts: list[str] = field(default_factory=list[str])
 
     def complete(self, prompt: str) -> Completion:
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         rng = random.Random(prompt)
         texts = [" ".join(_word(rng) for _ in range(6)) for _ in range(6)]
         if is_gepa_prompt(prompt):
             return Completion(f"```\n{texts[0]}\n```", prompt_tokens=5, completion_tokens=3)
-        written = "\n".join(f"<ins_{i}>{text} </ins_{i}>" for i, text in enumerate(texts, 1))
-        return Completion(written, prompt_tokens=7, completion_tokens=4)
+        reply = "\n".join(f"<ins_{i}>{text} </ins_{i}>" for i, text in enumerate(texts, 1))
+        return Completion(reply, prompt_tokens=7, completion_tokens=4)
 
 
 def _word(rng: random.Random) -> str:
@@ -70,10 +70,10 @@ METHODS = ("static", "inspo", "p2o")
 def method_of(name: str, **changes: Any) -> JointMethod:
     if name == "static":
         return cotune.Static(**changes)
-    given: dict[str, Any] = {"llm": Scribe(), **changes}
+    options: dict[str, Any] = {"llm": Scribe(), **changes}
     if name == "inspo":
-        return cotune.INSPO(**{**INSPO, **given})
-    return cotune.P2O(**{**P2O, **given})
+        return cotune.INSPO(**{**INSPO, **options})
+    return cotune.P2O(**{**P2O, **options})
 
 
 @dataclass
@@ -122,7 +122,7 @@ def begin(
     tokenizer = tiny_tokenizer()
     evaluating = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6}
     values = {"max_steps": STEPS, "seed": 1, **(evaluating if evaluates else {}), **changes}
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "args": config(folder, **values),
         "processing_class": tokenizer,
         "method": method or method_of(name),
@@ -131,7 +131,7 @@ def begin(
         **(trainer_arguments or {}),
     }
     # With this seed of the weights, hints come out of the first phase.
-    trainer = cotune.JointTrainer(tiny_model(tokenizer, seed=3), **given)
+    trainer = cotune.JointTrainer(tiny_model(tokenizer, seed=3), **arguments)
     trainer.remove_callback(PrinterCallback)
     return ScriptTraining(trainer)
 

@@ -46,7 +46,7 @@ class Counting(StaticStrategy):
         self.total, self.batches = 0.0, 0
 
     @property
-    def _now(self) -> Prompt:
+    def _grown_prompt(self) -> Prompt:
         return Prompt(self._instruction + "abcdef"[int(self.total * 10) % 6])
 
     def evolve_if_due(
@@ -57,9 +57,9 @@ class Counting(StaticStrategy):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        now = self._now
+        prompt = self._grown_prompt
         return [
-            Assignment(task, now, now, f"i{self.batches}", group)
+            Assignment(task, prompt, prompt, f"i{self.batches}", group)
             for group, task in enumerate(tasks)
             for _ in range(group_size)
         ]
@@ -76,7 +76,7 @@ class Counting(StaticStrategy):
         return Distillation(ratio="original")
 
     def best_prompt(self) -> Prompt:
-        return self._now
+        return self._grown_prompt
 
     def state_dict(self) -> State:
         return {"total": self.total, "batches": self.batches}
@@ -156,11 +156,11 @@ class Run:
         outputs: list[Any] = []
         generate = self.trainer._generate_and_score_completions
 
-        def noted(inputs: Any) -> Any:
+        def record_output(inputs: Any) -> Any:
             outputs.append(generate(inputs))
             return outputs[-1]
 
-        self.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+        self.trainer._generate_and_score_completions = record_output  # type: ignore[method-assign]
         return outputs
 
 
@@ -221,12 +221,12 @@ def start(
     trajectories: list[list[Trajectory]] = []
     observe = joint.coordinator.observe
 
-    def noted(batch: list[Trajectory], *a: Any) -> Any:
+    def observe_and_record(batch: list[Trajectory], *a: Any) -> Any:
         result = observe(batch, *a)
         trajectories.append(batch)
         return result
 
-    joint.coordinator.observe = noted  # type: ignore[method-assign]
+    joint.coordinator.observe = observe_and_record  # type: ignore[method-assign]
     trainer = PolicyUpdate(model, joint, **(trainer_arguments or {}))
     trainer.remove_callback(PrinterCallback)
     return Run(joint, trainer, run_dir, trajectories)

@@ -40,21 +40,21 @@ def parameter(run: Run) -> Any:
     return next(iter(run.weights.values()))
 
 
-def kept(run: Run, best: TRLBest) -> tuple[float, int, str, float]:
+def kept_pair(run: Run, best: TRLBest) -> tuple[float, int, str, float]:
     """em, step, instruction and mark of what is kept; leaves the policy as it was."""
     folder = best._folder  # pyright: ignore[reportPrivateUsage]
-    chosen = json.loads((folder / "best.json").read_text())
-    assert (folder / "instruction.txt").read_text() == chosen["instruction"] + "\n"
-    before, batches = float(parameter(run).flatten()[0]), run.joint.batches
+    row = json.loads((folder / "best.json").read_text())
+    assert (folder / "instruction.txt").read_text() == row["instruction"] + "\n"
+    current_mark, batches = float(parameter(run).flatten()[0]), run.joint.batches
     run.joint.batches = -1
     best.restore(run.joint)
     record = best.read_kept()
     text = record.instruction
-    assert (record.instruction_id, text) == (chosen["instruction_id"], chosen["instruction"])
-    found = float(parameter(run).flatten()[0])
-    parameter(run).fill_(before)
+    assert (record.instruction_id, text) == (row["instruction_id"], row["instruction"])
+    kept_mark = float(parameter(run).flatten()[0])
+    parameter(run).fill_(current_mark)
     run.joint.batches = batches
-    return chosen["em"], chosen["step"], text, found
+    return row["em"], row["step"], text, kept_mark
 
 
 def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None:
@@ -63,7 +63,7 @@ def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None
         mark(run, step)
         best.offer(run.joint, scored(em), step)
         of = expected[step][1]
-        assert kept(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
+        assert kept_pair(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
 
 
 def test_one_of_a_later_step_is_replaced(run: Run, best: TRLBest) -> None:
@@ -72,10 +72,10 @@ def test_one_of_a_later_step_is_replaced(run: Run, best: TRLBest) -> None:
     best.offer(run.joint, scored(0.9), 4)
     mark(run, 5)
     best.offer(run.joint, scored(0.9), 4)
-    assert kept(run, best)[3] == 4.0
+    assert kept_pair(run, best)[3] == 4.0
     mark(run, 2)
     best.offer(run.joint, scored(0.1), 2)
-    assert kept(run, best) == (0.1, 2, "abc de. c", 2.0)
+    assert kept_pair(run, best) == (0.1, 2, "abc de. c", 2.0)
 
 
 def test_the_policy_at_hand_is_not_loaded_over(run: Run, best: TRLBest) -> None:
@@ -114,15 +114,15 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
         with raises_line("lacks weights", match=f"^{folder}"):
             act()
     (tmp_path / "aside").rename(folder / "model.safetensors")
-    whole = (folder / "best.json").read_bytes()
-    for damaged in (b"", whole[: len(whole) // 2]):
+    content = (folder / "best.json").read_bytes()
+    for damaged in (b"", content[: len(content) // 2]):
         (folder / "best.json").write_bytes(damaged)
         for act in (best.check, lambda: best.restore(run.joint)):
             with raises_line("best.json", match=f"^{folder}"):
                 act()
         with pytest.raises(ConfigError, match=r"best\.json"):
             best.offer(run.joint, scored(0.6), 2)
-    (folder / "best.json").write_bytes(whole)
+    (folder / "best.json").write_bytes(content)
     best.check()
 
 
@@ -164,10 +164,10 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     assert run.joint.batches == 0
     again.restore(run.joint)
-    assert kept(run, again)[3] == (2.0 if place == "swap" else 1.0)
+    assert kept_pair(run, again)[3] == (2.0 if place == "swap" else 1.0)
     mark(run, 3)
     again.offer(run.joint, scored(0.3), 3)  # over what is left of the kill
-    assert kept(run, again)[3] == 3.0
+    assert kept_pair(run, again)[3] == 3.0
     assert not (tmp_path / "best.new").exists()
 
 
@@ -183,25 +183,25 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
     assert (higher.instruction, higher.initial_em, higher.replaced) == ("abc de. b", 0.25, None)
     for plain in (0.5, 0.75):
         best.offer(run.joint, scored(0.5), 1, scored(plain))
-        whole = (tmp_path / "best" / "model.safetensors").read_bytes()
+        content = (tmp_path / "best" / "model.safetensors").read_bytes()
         for _ in range(2):  # a resume concludes again
             equal = best.conclude(1, INITIAL)
             assert (equal.em, equal.initial_em) == (plain, plain)
             assert equal.interval == scored(plain).interval
             assert equal.replaced is not None
             assert (equal.replaced.instruction, equal.replaced.em) == ("abc de. b", 0.5)
-            assert kept(run, best) == (plain, 1, INITIAL.instruction, 1.0)
+            assert kept_pair(run, best) == (plain, 1, INITIAL.instruction, 1.0)
             assert read_best(tmp_path / "best") == equal
             best.check()
-        assert (tmp_path / "best" / "model.safetensors").read_bytes() == whole
+        assert (tmp_path / "best" / "model.safetensors").read_bytes() == content
     # Policies are compared by the higher of their two scores, then by the lower.
     mark(run, 2)
     for score, plain in ((0.5, 0.75), (0.625, 0.625), (0.75, 0.5)):
         best.offer(run.joint, scored(score), 2, scored(plain))
-        assert kept(run, best)[1] == 1
+        assert kept_pair(run, best)[1] == 1
     best.offer(run.joint, scored(0.75), 2, scored(0.625))
     best.conclude(2, INITIAL)
-    assert kept(run, best) == (0.75, 2, "abc de. c", 2.0)
+    assert kept_pair(run, best) == (0.75, 2, "abc de. c", 2.0)
     best.check()
 
 
@@ -218,7 +218,7 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
     again.check()
     assert again.read_kept().instruction == "abc de. b"
     again.conclude(1, INITIAL)
-    assert kept(run, again) == (0.75, 1, "abc. ", 1.0)
+    assert kept_pair(run, again) == (0.75, 1, "abc. ", 1.0)
 
 
 def test_what_is_forgotten_is_gone_a_staged_one_too(

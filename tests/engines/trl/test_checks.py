@@ -59,7 +59,7 @@ def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("optim", "adamw_bnb_8bit", "bitsandbytes.*; install it, or remove the field"),
         ("lr_scheduler_kwargs", {"a": 1}, "unexpected keyword argument 'a'; correct it"),
@@ -67,11 +67,11 @@ def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
     ],
 )
 def test_what_the_trainer_would_build_later_is_tried_first(
-    tmp_path: Path, name: str, value: Any, said: str
+    tmp_path: Path, name: str, value: Any, message: str
 ) -> None:
     check_named_parts(config(tmp_path))
     args = with_value(config(tmp_path, lr_scheduler_type="cosine"), name, value)
-    with raises_line(match=rf"^training.engine_args.{name}: .*{said}"):
+    with raises_line(match=rf"^training.engine_args.{name}: .*{message}"):
         check_named_parts(args)
 
 
@@ -109,9 +109,9 @@ vllm_structured_outputs_regex vllm_tensor_parallel_size
 def test_every_field_of_grpos_own_was_reviewed() -> None:
     # A new TRL has others: read each, refuse or adjust it where needed, and list it here.
     common = {field.name for field in fields(TrainingArguments)}
-    known = {field.name for field in fields(GRPOConfig)}
-    assert known - common <= set(REVIEWED.split())
-    assert REFUSED.keys() <= known
+    grpo_fields = {field.name for field in fields(GRPOConfig)}
+    assert grpo_fields - common <= set(REVIEWED.split())
+    assert REFUSED.keys() <= grpo_fields
     # Each refused one has its example.
     assert REFUSED.keys() == checks.REFUSED.keys()
 
@@ -197,7 +197,7 @@ def test_what_an_older_trl_cannot_do_is_refused(
 # ---- vLLM
 
 
-ASKED = {
+VLLM_ARGS = {
     "use_vllm": True,
     "vllm_mode": "server",
     "vllm_server_base_url": "http://localhost:8000",
@@ -206,18 +206,18 @@ ASKED = {
 
 
 def test_a_run_file_asks_for_vllm_by_engine_args(tmp_path: Path) -> None:
-    run = parse_config(tiny(tmp_path, {"training": {"engine_args": ASKED}}), "test")
+    run = parse_config(tiny(tmp_path, {"training": {"engine_args": VLLM_ARGS}}), "test")
     with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
         args = grpo_config(run, tmp_path)
-    assert {name: getattr(args, name) for name in ASKED} == ASKED
+    assert {name: getattr(args, name) for name in VLLM_ARGS} == VLLM_ARGS
     check_args(args)
     # It reserves memory for the longest episode; its own default is the policy's context, for which a GPU may have no memory.
     limits = {"prompt_tokens": 96, "trajectory_tokens": 64}
 
-    def args_of(**given: Any) -> Any:
-        asked = {"limits": limits, "training": {"engine_args": {"use_vllm": True, **given}}}
+    def args_of(**engine_args: Any) -> Any:
+        changes = {"limits": limits, "training": {"engine_args": {"use_vllm": True, **engine_args}}}
         with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
-            return grpo_config(parse_config(tiny(tmp_path, asked), "test"), tmp_path)
+            return grpo_config(parse_config(tiny(tmp_path, changes), "test"), tmp_path)
 
     assert args_of().vllm_max_model_length == 160
     assert args_of(vllm_max_model_length=200).vllm_max_model_length == 200
@@ -266,7 +266,7 @@ def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("engine_args", "expected"),
     [
         ({}, ("cispo", 5.0)),
         ({"epsilon_high": 3.0}, ("cispo", 3.0)),
@@ -274,13 +274,13 @@ def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any])
     ],
 )
 def test_fst_trains_with_cispo_unless_another_loss_is_named(
-    tmp_path: Path, given: dict[str, Any], expected: tuple[str, float]
+    tmp_path: Path, engine_args: dict[str, Any], expected: tuple[str, float]
 ) -> None:
-    changes = {"strategy": {"kind": "fst"}, "training": {"engine_args": given}}
+    changes = {"strategy": {"kind": "fst"}, "training": {"engine_args": engine_args}}
     args = grpo_config(parse_config(tiny(tmp_path, changes), "test"), tmp_path)
     assert (args.loss_type, args.epsilon_high or args.epsilon) == expected
     # The KL term is the paper's, and veRL's, unless the run file asks for TRL's.
     assert args.use_bias_correction_kl is False
-    asked = {"training": {"engine_args": {"use_bias_correction_kl": True}}}
-    asked = parse_config(tiny(tmp_path, asked), "test")
-    assert grpo_config(asked, tmp_path).use_bias_correction_kl is True
+    run_file = {"training": {"engine_args": {"use_bias_correction_kl": True}}}
+    run_file = parse_config(tiny(tmp_path, run_file), "test")
+    assert grpo_config(run_file, tmp_path).use_bias_correction_kl is True

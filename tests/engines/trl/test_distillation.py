@@ -66,8 +66,8 @@ class Spy(TrainerCallback):
     def check(self, least: float = 1e-3, atol: float = 1e-5, rtol: float = 1e-4) -> None:
         """The gradients are equal, and the largest of them is more than `least`."""
         assert max(expected.abs().max().item() for _, expected in self.pairs) > least
-        for got, expected in self.pairs:
-            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+        for gradient, expected in self.pairs:
+            torch.testing.assert_close(gradient, expected, atol=atol, rtol=rtol)
 
 
 def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **changes: Any) -> Run:
@@ -146,11 +146,11 @@ def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], 
 def test_the_mask_is_taken_before_the_first_of_two_updates(
     tmp_path: Path, trained_in: Callable[[str], Spy]
 ) -> None:
-    (one,) = trained_in("masked").outputs
-    (two,) = trained(tmp_path, MODES["masked"], **MINI_BATCHES).outputs
-    torch.testing.assert_close(one["advantages"], two["advantages"], atol=1e-6, rtol=0)
-    assert "old_per_token_logps" not in one
-    assert "old_per_token_logps" in two
+    (single,) = trained_in("masked").outputs
+    (double,) = trained(tmp_path, MODES["masked"], **MINI_BATCHES).outputs
+    torch.testing.assert_close(single["advantages"], double["advantages"], atol=1e-6, rtol=0)
+    assert "old_per_token_logps" not in single
+    assert "old_per_token_logps" in double
 
 
 def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:

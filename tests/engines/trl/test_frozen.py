@@ -37,9 +37,9 @@ def weights(folder: str | Path) -> dict[str, torch.Tensor]:
 
 def is_the_base(run: RunDir) -> bool:
     """Whether the kept weights are the policy's of before the run, bit by bit."""
-    before, after = weights(small_policy()), weights(run.best_path)
-    assert before.keys() == after.keys()
-    return all(torch.equal(before[name], after[name]) for name in before)
+    initial, best = weights(small_policy()), weights(run.best_path)
+    assert initial.keys() == best.keys()
+    return all(torch.equal(initial[name], best[name]) for name in initial)
 
 
 def rollouts(run: RunDir) -> dict[str, int]:

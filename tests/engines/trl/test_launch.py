@@ -17,8 +17,8 @@ from tests.run_files import tiny
 
 
 def run_config(**training: Any) -> RunConfig:
-    given = {"engine_args": {"use_cpu": False}, **training}
-    return parse_config(tiny(Path("out"), {"training": given}), "test")
+    section = {"engine_args": {"use_cpu": False}, **training}
+    return parse_config(tiny(Path("out"), {"training": section}), "test")
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def test_one_process_that_sees_several_gpus_is_refused_before_the_policy_is_load
 
 def test_asked_for_the_trainer_uses_the_first_and_no_more_rows(gpus: Any, tmp_path: Path) -> None:
     gpus(4)
-    asked = run_config(single_gpu=True)
-    args = grpo_config(asked, tmp_path)
+    config = run_config(single_gpu=True)
+    args = grpo_config(config, tmp_path)
     check_args(args)
     gpus(1)
-    alone = grpo_config(asked, tmp_path)
+    alone = grpo_config(config, tmp_path)
     for name in ("n_gpu", "train_batch_size", "parallel_mode", "world_size", "device"):
         assert getattr(args, name) == getattr(alone, name), name
     assert (args.n_gpu, args.train_batch_size) == (1, 2)

@@ -33,8 +33,8 @@ def lora() -> LoraConfig:
 
 def lora_run(folder: Path, **changes: Any) -> Run:
     """A run with a `peft_config`, as a run file's with policy.lora."""
-    given = {"trainer_arguments": {"peft_config": lora()}} | changes
-    return start(folder, **given)
+    arguments = {"trainer_arguments": {"peft_config": lora()}} | changes
+    return start(folder, **arguments)
 
 
 def disturb(run: Run, std: float = 0.3) -> None:
@@ -47,23 +47,23 @@ def disturb(run: Run, std: float = 0.3) -> None:
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
     run = lora_run(tmp_path)
-    before = {name: weight.clone() for name, weight in run.weights.items()}
+    initial = {name: weight.clone() for name, weight in run.weights.items()}
     run.trainer.train()
-    changed = {name for name, w in run.weights.items() if not torch.equal(w, before[name])}
-    assert changed == {name for name in before if ".lora_" in name}
+    changed = {name for name, w in run.weights.items() if not torch.equal(w, initial[name])}
+    assert changed == {name for name in initial if ".lora_" in name}
     assert len(changed) == 2 * 7
     assert all(norm > 0 for norm in run.logged("grad_norm"))
     base: Any = run.trainer.model.get_base_model()  # type: ignore[union-attr]
     plain = tiny_model(tiny_tokenizer())
-    found = {n.replace("base_layer.", ""): p for n, p in base.named_parameters() if "lora" not in n}
-    assert all(torch.equal(p, found[name]) for name, p in plain.named_parameters())
+    fixed = {n.replace("base_layer.", ""): p for n, p in base.named_parameters() if "lora" not in n}
+    assert all(torch.equal(p, fixed[name]) for name, p in plain.named_parameters())
 
 
 @pytest.mark.parametrize("kind", [CachedSampler, GenerateSampler])
 def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
     """As from the merged weights, over two turns; its generation settings come back."""
     tokenizer = tiny_tokenizer()
-    codec, drawn = HFCodec(tokenizer), []
+    codec, samples = HFCodec(tokenizer), []
     policy = adapted()
     settings = policy.generation_config
     settings.repetition_penalty = 3.0  # which must not be heeded
@@ -77,10 +77,10 @@ def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
             turns += session.generate(requests)
             contexts = [(*c, *s.ids, 5) for c, s in zip(contexts, turns[-2:], strict=True)]
         session.close()
-        drawn.append(turns)
-    assert [t.ids for t in drawn[0]] == [t.ids for t in drawn[1]]
-    for ours, theirs in zip(*drawn, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+        samples.append(turns)
+    assert [t.ids for t in samples[0]] == [t.ids for t in samples[1]]
+    for sample, expected in zip(*samples, strict=True):
+        assert sample.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
     assert policy.generation_config is settings
     assert policy.get_base_model().generation_config is inner
     assert isinstance(policy_sampler(opens(policy), codec, tokenizer), CachedSampler)
@@ -113,11 +113,11 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> No
         logs.append([*run.logged("loss"), *run.logged("grad_norm")])
         model: Any = run.trainer.model
         assert model.is_gradient_checkpointing is on
-        asked = model.get_base_model().model._gradient_checkpointing_func if on else None
+        checkpoint_func = model.get_base_model().model._gradient_checkpointing_func if on else None
         with run.joint.policy():
             pass
         if on:
-            assert model.get_base_model().model._gradient_checkpointing_func is asked
+            assert model.get_base_model().model._gradient_checkpointing_func is checkpoint_func
     assert logs[1] == pytest.approx(
         logs[0], rel=1e-4, abs=1e-6
     )  # on-policy losses are 0 but for rounding
@@ -133,11 +133,11 @@ def test_the_reference_of_the_kl_term_is_the_policy_without_its_adapter(tmp_path
     (batch,), (output,) = run.trajectories, outputs
     with torch.no_grad():
         plain, mask = completion_logprobs(tiny_model(tiny_tokenizer()), batch, 1.0)
-    own = mask.bool()
-    found = output["ref_per_token_logps"][:, : plain.shape[1]]
-    torch.testing.assert_close(found[own], plain[own], atol=1e-4, rtol=0)
+    generated = mask.bool()
+    reference = output["ref_per_token_logps"][:, : plain.shape[1]]
+    torch.testing.assert_close(reference[generated], plain[generated], atol=1e-4, rtol=0)
     sampled = torch.tensor([x for t in batch for x, m in zip(t.logprobs, t.mask, strict=True) if m])
-    assert not torch.allclose(found[own], sampled, atol=0.05)
+    assert not torch.allclose(reference[generated], sampled, atol=0.05)
     assert run.logged("kl")[0] > 0.01
 
 
@@ -180,7 +180,7 @@ def run_config(folder: Path, **policy: Any) -> RunConfig:
     return parse_config(tiny(folder / "out", {"policy": policy}), "test")
 
 
-def built(config: RunConfig) -> JointTrainer:
+def make_trainer(config: RunConfig) -> JointTrainer:
     return build_trainer(Preflight(config, new=False).require(), Console(quiet=True))
 
 
@@ -188,7 +188,7 @@ def test_layers_that_the_policy_has_not_are_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match=r"target_modules: 'qkv_proj' is none of the linear"):
-        built(run_config(tmp_path, lora={"target_modules": ["qkv_proj"]}))
+        make_trainer(run_config(tmp_path, lora={"target_modules": ["qkv_proj"]}))
     assert not (tmp_path / "out").exists()
 
 
@@ -197,4 +197,4 @@ def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
     AutoTokenizer.from_pretrained(small_policy()).save_pretrained(tmp_path / "adapter")
     config = run_config(tmp_path, path=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*--merge"):
-        built(config)
+        make_trainer(config)

@@ -43,11 +43,11 @@ class Gradients(TrainerCallback):
     """Keeps the gradients of the first optimizer step."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, torch.Tensor] = {}
+        self.gradients: dict[str, torch.Tensor] = {}
 
     def on_pre_optimizer_step(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
-        if not self.kept:
-            self.kept = {
+        if not self.gradients:
+            self.gradients = {
                 name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
             }
 
@@ -102,37 +102,37 @@ def gradients(
 
     def rollout(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         first = trainer.accelerator.process_index * len(prompts)
-        mine = slice(first, first + len(prompts))
+        rows = slice(first, first + len(prompts))
         return {
-            "prompt_ids": PROMPTS[mine],
-            "completion_ids": COMPLETIONS[mine],
+            "prompt_ids": PROMPTS[rows],
+            "completion_ids": COMPLETIONS[rows],
             "logprobs": None,
-            "env_mask": [[1] * len(ids) for ids in COMPLETIONS[mine]],
-            "given": list(rewards[mine]),
+            "env_mask": [[1] * len(ids) for ids in COMPLETIONS[rows]],
+            "scores": list(rewards[rows]),
         }
 
-    def reward(given: list[float], **_: Any) -> list[float]:
-        return given
+    def reward(scores: list[float], **_: Any) -> list[float]:
+        return scores
 
-    seen = Gradients()
+    callback = Gradients()
     model = Qwen2ForCausalLM(config)
     # TRL loads the reference model of a KL term from there. (Of several ranks the first one saves.)
     model.save_pretrained(folder / "model")
     model.config._name_or_path = str(folder / "model")
-    given: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "args": GRPOConfig(**arguments),
         "reward_funcs": reward,
         "rollout_func": rollout,
     }
     data = Dataset.from_dict({"prompt": ["a", "b", "c"]})
     if issubclass(kind, PolicyUpdate):
-        run: Any = NoRun(dataset=data, tokenizer=tokenizer, state_folder=folder, **given)
-        kind(model, run, [seen]).train()
+        run: Any = NoRun(dataset=data, tokenizer=tokenizer, state_folder=folder, **shared)
+        kind(model, run, [callback]).train()
     else:
         kind(
-            model, train_dataset=data, processing_class=tokenizer, callbacks=[seen], **given
+            model, train_dataset=data, processing_class=tokenizer, callbacks=[callback], **shared
         ).train()
-    return seen.kept
+    return callback.gradients
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo", "bnpo"])
@@ -170,11 +170,11 @@ def test_kl_keeps_rows_without_advantage(
 def test_a_prompt_that_rollouts_share_is_fed_once(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int]] = []
     original = Qwen2Model.forward
 
     def spy(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        fed.append((input_ids.shape[0], input_ids.shape[1]))
+        shapes.append((input_ids.shape[0], input_ids.shape[1]))
         return original(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(Qwen2Model, "forward", spy)
@@ -182,13 +182,13 @@ def test_a_prompt_that_rollouts_share_is_fed_once(
     # By this seed's shuffle each half of the batch has all three prompts before its rows are sorted.
     gradients(PolicyUpdate, tokenizer, tmp_path / "shared", rewards, seed=4)
     # Two prompts of at most nine tokens, whose last goes with the completions.
-    assert [count for count, _ in fed] == [2, 3] * 2
-    assert max(width for _, width in fed[::2]) == 8
-    assert max(width for _, width in fed[1::2]) == 30
-    fed.clear()
+    assert [count for count, _ in shapes] == [2, 3] * 2
+    assert max(width for _, width in shapes[::2]) == 8
+    assert max(width for _, width in shapes[1::2]) == 30
+    shapes.clear()
     gradients(PolicyUpdate, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True)
-    assert [count for count, _ in fed] == [3, 3]
-    assert max(width for _, width in fed) == 39
+    assert [count for count, _ in shapes] == [3, 3]
+    assert max(width for _, width in shapes) == 39
 
 
 # ---- a prompt that is fed once scores its completions, and trains the policy, as one fed with each
@@ -234,16 +234,16 @@ def test_scores_and_gradients_are_those_of_whole_rows(kind: str) -> None:
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
     labels = IDS.masked_fill(MASK == 0, -100)
     labels[:, :-WIDTH] = -100
-    whole = model(input_ids=IDS, attention_mask=MASK, labels=labels, fused_lm_head=True)
-    expected = row_gradients(model, whole.log_probs[:, -WIDTH:])
+    output = model(input_ids=IDS, attention_mask=MASK, labels=labels, fused_lm_head=True)
+    expected = row_gradients(model, output.log_probs[:, -WIDTH:])
 
     scores, entropies = score_completions(model, IDS, MASK, WIDTH)
-    assert torch.allclose(scores, whole.log_probs[:, -WIDTH:], atol=1e-5)
-    assert torch.allclose(entropies, whole.entropy[:, -WIDTH:], atol=1e-5)
-    found = row_gradients(model, scores)
+    assert torch.allclose(scores, output.log_probs[:, -WIDTH:], atol=1e-5)
+    assert torch.allclose(entropies, output.entropy[:, -WIDTH:], atol=1e-5)
+    actual = row_gradients(model, scores)
     assert max(float(g.abs().max()) for g in expected) > 1e-3
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6, rtol=1e-4)
+    for gradient, reference in zip(actual, expected, strict=True):
+        assert torch.allclose(gradient, reference, atol=1e-6, rtol=1e-4)
 
 
 def test_teacher_reads_the_same_logits_from_shared_prompts() -> None:
@@ -255,10 +255,10 @@ def test_teacher_reads_the_same_logits_from_shared_prompts() -> None:
         "completion_mask": MASK[:, -WIDTH:],
     }
     with torch.no_grad():
-        shared, whole = (completion_logits(model, batch, 0.7, way) for way in (True, False))
+        shared, separate = (completion_logits(model, batch, 0.7, way) for way in (True, False))
     assert shared.shape == (4, WIDTH, 50)
     real = MASK[:, -WIDTH:].bool()
-    assert torch.allclose(shared[real], whole[real], atol=1e-5)
+    assert torch.allclose(shared[real], separate[real], atol=1e-5)
 
 
 def test_what_cannot_share_and_a_prompt_of_one_token() -> None:

@@ -60,10 +60,10 @@ def unpacked(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "plugin"
     # vLLM looks for a package of its name, which the CPU build's is not, and for "cpu" in its version.
     version = f"{installed('vllm')}{'' if torch.cuda.is_available() else '+cpu'}"
-    about = folder / f"vllm-{version}.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    (about / "entry_points.txt").write_text(
+    dist_info = folder / f"vllm-{version}.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (dist_info / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nunpacked = vllm_on_cpu:unpack_weights\n"
     )
     paths = os.pathsep.join([str(folder), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
@@ -133,17 +133,17 @@ def ladder(tmp_path: Path, engine_args: dict[str, Any], lora: Any = None) -> dic
 def cotune(
     folder: Path, environment: dict[str, str], *command: str
 ) -> "subprocess.CompletedProcess[str]":
-    sent = folder / "sent"
-    sent.mkdir(exist_ok=True)
-    (sent / "config.json").write_bytes((LADDER / "config.json").read_bytes())
+    weights = folder / "sent"
+    weights.mkdir(exist_ok=True)
+    (weights / "config.json").write_bytes((LADDER / "config.json").read_bytes())
     return subprocess.run(
         [sys.executable, "-c", COTUNE, *command],
-        check=False, capture_output=True, text=True, cwd=folder, env=environment | {"SENT": str(sent)},
+        check=False, capture_output=True, text=True, cwd=folder, env=environment | {"SENT": str(weights)},
     )  # fmt: skip
 
 
-def check_that_vllm_sampled_the_policy(folder: Path, done: Any) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
+def check_that_vllm_sampled_the_policy(folder: Path, result: Any) -> None:
+    assert result.returncode == 0, result.stdout + result.stderr
     steps = RunDir.open(folder / "run").read_metrics()
     assert len(steps) == 3
     assert steps[0]["grad_norm"] > 0  # so later steps are sampled with other weights
@@ -156,8 +156,8 @@ def test_vllm_samples_the_policy_that_is_trained(
 ) -> None:
     raw = ladder(tmp_path, {"vllm_gpu_memory_utilization": 0.1}, lora)
     run_file = write(tmp_path / "run.yaml", raw)
-    done = cotune(tmp_path, unpacked, "train", str(run_file))
-    check_that_vllm_sampled_the_policy(tmp_path, done)
+    result = cotune(tmp_path, unpacked, "train", str(run_file))
+    check_that_vllm_sampled_the_policy(tmp_path, result)
 
 
 def test_a_server_samples_the_policy_that_is_trained(
@@ -165,8 +165,8 @@ def test_a_server_samples_the_policy_that_is_trained(
 ) -> None:
     raw = ladder(tmp_path, {"vllm_mode": "server", "vllm_server_base_url": server})
     run_file = write(tmp_path / "run.yaml", raw)
-    done = cotune(tmp_path, unpacked, "train", str(run_file))
-    check_that_vllm_sampled_the_policy(tmp_path, done)
+    result = cotune(tmp_path, unpacked, "train", str(run_file))
+    check_that_vllm_sampled_the_policy(tmp_path, result)
 
 
 TOOL = """
@@ -225,8 +225,8 @@ def test_a_run_killed_while_episodes_are_in_flight_ends_as_an_unbroken_one(
             command = ("resume", "run")
         else:
             command = ("train", str(run_file))
-        done = cotune(folder, unpacked, *command)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = cotune(folder, unpacked, *command)
+        assert result.returncode == 0, result.stdout + result.stderr
         runs[name] = RunDir.open(folder / "run")
     for step in (1, 2, 3):
         unbroken, broken = (run.read_trajectories(step, "train") for run in runs.values())

@@ -64,12 +64,12 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was(tmp_pat
     # What was spent in vain is told apart.
     assert spent(unbroken)["rollouts"]["train"] == 8 * 6
     assert spent(unbroken)["rollouts"]["verify"] > 0
-    lost = [row for row in broken.read_costs() if not row.committed]
-    assert {row.kind for row in lost} >= {"train", "verify"}
+    uncommitted = [row for row in broken.read_costs() if not row.committed]
+    assert {row.kind for row in uncommitted} >= {"train", "verify"}
     # A finished run is not resumed.
-    done = cotune("nowhere", 0, "resume", str(broken.path))
-    assert done.returncode == 2
-    assert "is finished" in done.stdout + done.stderr
+    result = cotune("nowhere", 0, "resume", str(broken.path))
+    assert result.returncode == 2
+    assert "is finished" in result.stdout + result.stderr
 
 
 TWO_STEPS = with_sections(
@@ -272,19 +272,19 @@ def test_an_adapters_run_that_is_killed_until_it_closes_ends_as_one_that_never_w
         for folder in folders:
             assert (folder / "adapter_config.json").is_file()
             assert not (folder / "model.safetensors").exists()
-    kept, other = (load_file(run.best_path / "adapter_model.safetensors") for run in runs)
-    assert kept.keys() == other.keys()
-    assert all(kept[name].equal(other[name]) for name in kept)
-    assert any(kept[name].any() for name in kept if "lora_B" in name)
+    expected, resumed = (load_file(run.best_path / "adapter_model.safetensors") for run in runs)
+    assert expected.keys() == resumed.keys()
+    assert all(expected[name].equal(resumed[name]) for name in expected)
+    assert any(expected[name].any() for name in expected if "lora_B" in name)
     # It is evaluated where it was moved, and its base is elsewhere.
     moved = unbroken.path.rename(tmp_path / "moved")
     file = moved / "best" / "adapter_config.json"
     config = json.loads(file.read_text()) | {"base_model_name_or_path": "/nowhere"}
     file.write_text(json.dumps(config))
     # On the rewards of `killed_run`.
-    done = run_module(KILLED_RUN, "nowhere", 0, "evaluate", moved)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{100 * arm(broken)['em']:.1f} % (" in done.stdout
+    result = run_module(KILLED_RUN, "nowhere", 0, "evaluate", moved)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{100 * arm(broken)['em']:.1f} % (" in result.stdout
 
 
 # ---- a script, run again with resume_from_checkpoint=True
@@ -304,26 +304,26 @@ SCRIPTS_KILLS = [
 def script(
     folder: Path, place: str = "nowhere", step: int = 0, *, resume: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    told = "resume" if resume else "begin"
-    return run_module("tests.engines.trl.killed_script", place, step, folder, told)
+    mode = "resume" if resume else "begin"
+    return run_module("tests.engines.trl.killed_script", place, step, folder, mode)
 
 
 def test_a_killed_script_that_is_run_again_ends_as_if_never_killed(tmp_path: Path) -> None:
     unbroken = tmp_path / "unbroken"
     broken = tmp_path / "broken"
-    done = script(unbroken)
-    assert done.returncode == 0, done.stderr
+    result = script(unbroken)
+    assert result.returncode == 0, result.stderr
     for place, step in SCRIPTS_KILLS:
-        done = script(broken, place, step, resume=broken.exists())
-        assert done.returncode == -signal.SIGKILL, f"{place} {step}: {done.stderr}"
-    done = script(broken, resume=True)
-    assert done.returncode == 0, done.stderr
-    whole, cut = (RunDir.open(folder / "checkpoints" / "cotune") for folder in (unbroken, broken))
+        result = script(broken, place, step, resume=broken.exists())
+        assert result.returncode == -signal.SIGKILL, f"{place} {step}: {result.stderr}"
+    result = script(broken, resume=True)
+    assert result.returncode == 0, result.stderr
+    intact, cut = (RunDir.open(folder / "checkpoints" / "cotune") for folder in (unbroken, broken))
     resumed = [row["from_step"] for row in cut.read_events() if row["kind"] == "resumed"]
     assert resumed == [1, 1, 3, 6, 6]  # the first time there was no checkpoint yet
-    check_that_they_end_alike(cut, whole)
+    check_that_they_end_alike(cut, intact)
     for name in ("model.safetensors", "instruction.txt", "best.json", "chat_template.jinja"):
-        assert (cut.best_path / name).read_bytes() == (whole.best_path / name).read_bytes()
+        assert (cut.best_path / name).read_bytes() == (intact.best_path / name).read_bytes()
     weights = [folder / "checkpoints" / "checkpoint-6" for folder in (unbroken, broken)]
     first, second = ((folder / "model.safetensors").read_bytes() for folder in weights)
     assert first == second

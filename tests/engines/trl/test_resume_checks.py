@@ -35,9 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     @cache
     def run(budget: int | None = None, max_steps: int = 2) -> Run:
         folder = tmp_path_factory.mktemp("trained")
-        made = start(folder, budget=budget, max_steps=max_steps, **SAVING)
-        made.trainer.train()
-        return made
+        new_run = start(folder, budget=budget, max_steps=max_steps, **SAVING)
+        new_run.trainer.train()
+        return new_run
 
     return run
 
@@ -65,13 +65,13 @@ def test_other_training_tasks_are_refused(
     tmp_path: Path, environment: Letters, trained: Callable[..., Run]
 ) -> None:
     copied(trained(), tmp_path)
-    other = start(tmp_path, environment=environment, resume=True, **SAVING)
-    before = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
+    again = start(tmp_path, environment=environment, resume=True, **SAVING)
+    before = again.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"^the training tasks: differs from what the saved run"):
-        other.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
-    after = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
+        again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
+    after = again.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
     assert after == before  # nothing is taken up, nothing is cut back
-    assert (other.joint.batches, other.trajectories) == (0, [])
+    assert (again.joint.batches, again.trajectories) == (0, [])
     same = start(tmp_path, environment=Letters(), resume=True, **SAVING)
     assert not restored_ended(same, newest(tmp_path))  # its training goes on
     assert (same.joint.batches, resumed_events(tmp_path)) == (0, [])
@@ -80,16 +80,16 @@ def test_other_training_tasks_are_refused(
 
 
 def test_another_field_of_the_run_file_is_named_with_what_it_was(tmp_path: Path) -> None:
-    began = {"limits": '{"turns": 4}', "seed": "0"}
-    start(tmp_path, identity=began, max_steps=1, **SAVING).trainer.train()
+    saved_identity = {"limits": '{"turns": 4}', "seed": "0"}
+    start(tmp_path, identity=saved_identity, max_steps=1, **SAVING).trainer.train()
     state = state_of(tmp_path, 1)
-    for now in ({**began, "seed": "1"}, {"limits": began["limits"]}):
-        other = start(tmp_path, identity=now, resume=True, **SAVING)
+    for identity in ({**saved_identity, "seed": "1"}, {"limits": saved_identity["limits"]}):
+        resumed = start(tmp_path, identity=identity, resume=True, **SAVING)
         with pytest.raises(
             ConfigError, match=r"^seed: differs from what the saved run began with \(0\)"
         ):
-            other.joint.load_state_dict(state)
-    start(tmp_path, identity=began, resume=True, **SAVING).joint.load_state_dict(state)
+            resumed.joint.load_state_dict(state)
+    start(tmp_path, identity=saved_identity, resume=True, **SAVING).joint.load_state_dict(state)
 
 
 def resumed_events(folder: Path) -> list[dict[str, Any]]:
@@ -105,19 +105,19 @@ def restored_ended(run: Run, checkpoint: Path) -> bool:
     return JointTrainer._restore_ended(trainer, checkpoint)
 
 
-def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) -> Run:
+def budgeted(folder: Path, budget: int | None, verified: int = 0, **changes: Any) -> Run:
     """A run of up to four batches of six rollouts; some more are verified before it."""
-    run = start(folder, budget=budget, **{"max_steps": 4, **SAVING, **given})
+    run = start(folder, budget=budget, **{"max_steps": 4, **SAVING, **changes})
     if verified:
         begin = run.folder.begin_attempt
 
-        def begun(*saved: int | None) -> int:
+        def begin_and_count(*saved: int | None) -> int:
             attempt = begin(*saved)
             run.folder.count("verify", verified, 0)
             run.folder.count("evaluate", 1000, 0)  # which a method does not pay
             return attempt
 
-        run.folder.begin_attempt = begun  # type: ignore[method-assign]
+        run.folder.begin_attempt = begin_and_count  # type: ignore[method-assign]
     return run
 
 
@@ -200,19 +200,19 @@ def stepped(steps: int, base: float, count: int) -> tuple[torch.optim.Optimizer,
 @pytest.mark.parametrize(("steps", "base"), [(4, 1e-3), (8, 1e-3), (4, 1e-2), (8, 1e-2)])
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_resumed_run_has_the_rates_of_one_that_began_so(steps: int, base: float, at: int) -> None:
-    before = [copy.deepcopy(one.state_dict()) for one in stepped(4, 1e-3, at)]
+    saved_states = [copy.deepcopy(part.state_dict()) for part in stepped(4, 1e-3, at)]
     optimizer, scheduler = optimizer_of(steps, base)
-    optimizer.load_state_dict(before[0])
-    scheduler.load_state_dict(before[1])
-    given: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": scheduler}
+    optimizer.load_state_dict(saved_states[0])
+    scheduler.load_state_dict(saved_states[1])
+    parts: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": scheduler}
     args: Any = SimpleNamespace(learning_rate=base)
-    ResumedRate().on_train_begin(args, TrainerState(global_step=at), None, **given)
-    own = stepped(steps, base, at)
+    ResumedRate().on_train_begin(args, TrainerState(global_step=at), None, **parts)
+    fresh = stepped(steps, base, at)
     for _ in range(2):
-        assert scheduler.get_last_lr() == own[1].get_last_lr()
-        assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in own[0].param_groups]
-        for one in (optimizer, scheduler, *own):
-            one.step()
+        assert scheduler.get_last_lr() == fresh[1].get_last_lr()
+        assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in fresh[0].param_groups]
+        for part in (optimizer, scheduler, *fresh):
+            part.step()
 
 
 # ---- only complete checkpoints are resumed from

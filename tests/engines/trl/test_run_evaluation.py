@@ -95,7 +95,7 @@ def summary_of(run: Run, outcome: Outcome) -> tuple[dict[str, Any], dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("windows", "chosen", "runner_up", "weight", "close"),
+    ("windows", "best_id", "runner_up", "weight", "close"),
     [
         (CLEAR, "i1", "i0", 0.85, False),
         (CLOSE, "i1", "i0", 0.7, True),
@@ -106,7 +106,7 @@ def summary_of(run: Run, outcome: Outcome) -> tuple[dict[str, Any], dict[str, An
 def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     tmp_path: Path,
     windows: tuple[list[float], ...],
-    chosen: str,
+    best_id: str,
     runner_up: str | None,
     weight: float,
     close: bool,
@@ -117,10 +117,10 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     assert event["step"] == 3
     assert event["weight"] == pytest.approx(weight)
     fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
-    assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
-    assert (outcome.kept.instruction_id, outcome.steps) == (chosen, 2)
+    assert [event[f] for f in fields] == [best_id, runner_up, size, 3 * size, close]
+    assert (outcome.kept.instruction_id, outcome.steps) == (best_id, 2)
     summary, arm = summary_of(run, outcome)
-    assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(chosen[1])]
+    assert arm["best_instruction"] == summary["best_instruction"] == TEXTS[int(best_id[1])]
 
 
 def test_one_statement_says_which_pair_is_kept_and_why(
@@ -144,14 +144,14 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.75, 0.75])))
     run.joint.batches = 2
     outcome = evaluation.finish(run.joint)
-    said = outcome.kept.statement()
-    assert said.startswith(
+    statement = outcome.kept.statement()
+    assert statement.startswith(
         "Kept: the policy of step 1 of 2 with instruction i0 (observed in 2 steps"
     )
     assert (outcome.kept.instruction_id, outcome.kept.instruction) == ("i0", TEXTS[0])
     assert read_best(run.folder.best_path) == outcome.kept
     _, arm = summary_of(run, outcome)
-    assert (arm["kept"], arm["best_instruction"]) == (said, TEXTS[0])
+    assert (arm["kept"], arm["best_instruction"]) == (statement, TEXTS[0])
     assert arm["best_step"] == 1
 
 
@@ -165,8 +165,8 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
 ) -> None:
     monkeypatch.setattr(Inspo, "checks_uplift", checks, raising=False)
     run, evaluation = trained(tmp_path, inspo(CLEAR), every=1)
-    initial, found = TEXTS  # i0 is the environment's own
-    shipped = found if ships else initial
+    initial, evolved = TEXTS  # i0 is the environment's own
+    shipped = evolved if ships else initial
     measured: list[tuple[str, str, str]] = []
 
     def measure(_: Any, __: Any, split: str, when: str, prompt: Any = None, *___: Any) -> Score:
@@ -190,12 +190,12 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     text = run.folder.best_path / "instruction.txt"
     assert text.read_text() == shipped + "\n"
     if checks:
-        other = "initial instruction scores 0.500" if ships else "instruction i1 scores 0.750"
-        assert other in event["text"]
+        phrase = "initial instruction scores 0.500" if ships else "instruction i1 scores 0.750"
+        assert phrase in event["text"]
 
 
 @pytest.mark.parametrize(
-    ("windows", "scores", "kept"),
+    ("windows", "scores", "best"),
     [
         (([0.5, 0.7], [0.5, 0.75]), {"i0": 0.75, "i1": 0.5}, "i0"),
         (([0.5, 0.7], [0.5, 0.75]), {"i0": 0.5, "i1": 0.5}, "i1"),
@@ -204,7 +204,7 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     ids=["too close", "tie", "clear"],
 )
 def test_validation_decides_between_instructions_that_are_too_close(
-    windows: Any, scores: dict[str, float], kept: str, tmp_path: Path,
+    windows: Any, scores: dict[str, float], best: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     strategy = inspo(windows)
@@ -222,8 +222,8 @@ def test_validation_decides_between_instructions_that_are_too_close(
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
     outcome = evaluation.finish(run.joint)
     assert scored == scores
-    assert (outcome.kept.instruction_id, outcome.kept.instruction) == (kept, TEXTS[int(kept[1])])
-    assert outcome.kept.em == scores[kept]
+    assert (outcome.kept.instruction_id, outcome.kept.instruction) == (best, TEXTS[int(best[1])])
+    assert outcome.kept.em == scores[best]
 
 
 def test_a_score_that_is_read_back_has_its_interval(
@@ -286,8 +286,8 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     assert (record.step, record.trained) == (4, 4)
     # That a budget ended it is told, and kept in the summary.
     ended = "training ended after step 4 of 9: training.rollout_budget is spent"
-    told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
-    assert told == [outcome.ended_early] == [ended]
+    notices = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
+    assert notices == [outcome.ended_early] == [ended]
     _, arm = summary_of(run, outcome)
     assert [arm[name] for name in ("ended_early", "failed_phases", "proposals_ended")] == [
         ended,

@@ -49,9 +49,9 @@ def geo() -> GeoEnvironment:
     ],
 )  # fmt: skip
 def test_what_a_method_refuses(make: Callable[[], object], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected) as caught:
+    with pytest.raises(ConfigError, match=expected) as error:
         make()
-    assert "a1B2" not in str(caught.value)
+    assert "a1B2" not in str(error.value)
 
 
 def test_a_methods_options_are_those_of_a_run_file() -> None:
@@ -79,10 +79,10 @@ def test_only_an_llm_that_must_answer_is_advised_to_be_optional(
 # ---- a trainer
 
 
-def started(folder: Path, given: dict[str, Any], **changes: Any) -> cotune.JointTrainer:
+def started(folder: Path, arguments: dict[str, Any], **changes: Any) -> cotune.JointTrainer:
     args = config(folder, max_completion_length=640, **changes)
-    given = {"method": cotune.Static(), "limits": LIMITS, **given}
-    return cotune.JointTrainer(small_policy(), args=args, **given)
+    arguments = {"method": cotune.Static(), "limits": LIMITS, **arguments}
+    return cotune.JointTrainer(small_policy(), args=args, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"method": cotune.INSPO(instruction="Answer.")}, "instruction names no <search>"),
         ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
@@ -113,7 +113,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_what_a_trainer_refuses(
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     expected: str,
     geo: GeoEnvironment,
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_what_a_trainer_refuses(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=expected):
-        started(tmp_path, {"environment": geo, **given})
+        started(tmp_path, {"environment": geo, **arguments})
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     for output, problem in ((f"{tmp_path}/file", ": .* is a file"), ("", " is ''; expected")):
@@ -167,10 +167,10 @@ def test_a_folder_is_begun_once(tmp_path: Path, train: Callable[[Record], None])
     with opened_run(settings(tmp_path), 4, resume=True) as record:
         record.begin_attempt(None)
         train(record)
-    before = record.events_path.read_bytes()
+    events = record.events_path.read_bytes()
     with (
         pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"),
         opened_run(settings(tmp_path), 4, resume=False),
     ):
         pass
-    assert record.events_path.read_bytes() == before
+    assert record.events_path.read_bytes() == events

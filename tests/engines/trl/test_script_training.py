@@ -65,8 +65,8 @@ def test_a_trainer_class_scores_and_weighs_all_rollouts_itself(
     assert isinstance(training.trainer, cotune.JointTrainer)
     training.trainer.train()
     # The updates are those of TRL's class.
-    for ours, theirs in zip(figures(training), figures(plain("static"))[:2], strict=True):
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    for row, expected in zip(figures(training), figures(plain("static"))[:2], strict=True):
+        assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
     assert rows == {"scored": [6, 6], "in the loss": [6, 6]}
     assert "updates are slower" in training.events("notice")[0]["text"]
     with pytest.raises(ConfigError, match="trainer_class is <class 'int'>; expected a subclass of"):
@@ -102,9 +102,9 @@ def test_each_method_trains_and_is_written_down(
     assert bool(hinted) == ("p2o" in name)
     assert all(row["p2o/ratio_mean"] > 0 for row in hinted)
     logged = [row for row in trainer.state.log_history if "loss" in row]
-    for seen, written in zip(logged, rows, strict=True):
-        own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
-        assert {name: seen[name] for name in own} == pytest.approx(own)
+    for log_row, row in zip(logged, rows, strict=True):
+        metrics = {k: v for k, v in row.items() if k.startswith(("inspo/", "p2o/"))}
+        assert {name: log_row[name] for name in metrics} == pytest.approx(metrics)
     # The best policy is kept with a summary and a report.
     assert (run.best_path / "instruction.txt").read_text() == trainer.best_instruction + "\n"
     summary = run.read_summary()
@@ -147,7 +147,7 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
     assert again.strategy.state_dict() == unbroken.strategy.state_dict()
     assert again.spent() == unbroken.spent()
     weights = (training.trainer.model.parameters() for training in (again, unbroken))  # type: ignore[union-attr]
-    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    assert all(torch.equal(weight, expected) for weight, expected in zip(*weights, strict=True))
     assert [row["from_step"] for row in again.events("resumed")] == [4]
 
 
@@ -196,21 +196,21 @@ def test_a_plan_and_a_try_before_training_change_nothing(
 def test_evaluations_are_counted_and_change_no_step(
     tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]
 ) -> None:
-    unseen = plain(name)
-    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True)
-    seen.trainer.train()
-    assert figures(seen) == figures(unseen)
-    assert seen.strategy.state_dict() == unseen.strategy.state_dict()
+    unevaluated = plain(name)
+    evaluated = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True)
+    evaluated.trainer.train()
+    assert figures(evaluated) == figures(unevaluated)
+    assert evaluated.strategy.state_dict() == unevaluated.strategy.state_dict()
     scores = {
         row["step"]: row["eval_reward"]
-        for row in seen.trainer.state.log_history
+        for row in evaluated.trainer.state.log_history
         if "eval_reward" in row
     }
     assert list(scores) == [0, 2, 4, 6]
-    events = seen.events("evaluated")
+    events = evaluated.events("evaluated")
     # Greedily, once for each of two questions.
     assert {event["n"] for event in events} == {2}
-    assert seen.spent() == unseen.spent() | {"evaluate": 2 * len(events)}
+    assert evaluated.spent() == unevaluated.spent() | {"evaluate": 2 * len(events)}
     during = [e for e in events if e["step"] <= STEPS]
     assert {(e["split"], e["when"]) for e in during} == {("validation", "during")}
     assert [e["trained"] for e in during] == list(scores)
@@ -219,16 +219,16 @@ def test_evaluations_are_counted_and_change_no_step(
     closing = {(e["split"], e["when"]) for e in events if e["step"] > STEPS}
     assert ("test", "after") in closing
     assert {when for split, when in closing if split == "validation"} <= {"contender"}
-    outcome = seen.trainer.outcome
+    outcome = evaluated.trainer.outcome
     assert outcome is not None
     assert outcome.kept.em == max(e["em"] for e in events if e["split"] == "validation")
-    (row, *_) = seen.run.read_trajectories(STEPS + 1, "evaluate_after")
-    assert row["sampled"] == {"instruction": seen.trainer.best_instruction, "hint": ""}
+    (row, *_) = evaluated.run.read_trajectories(STEPS + 1, "evaluate_after")
+    assert row["sampled"] == {"instruction": evaluated.trainer.best_instruction, "hint": ""}
     # Afterwards nothing more is recorded.
-    again = seen.trainer.evaluate("test")
+    again = evaluated.trainer.evaluate("test")
     assert outcome.after is not None
     assert again["eval_reward"] == outcome.after.em
-    assert seen.events("evaluated") == events
+    assert evaluated.events("evaluated") == events
 
 
 def shares(folder: Path, **changes: Any) -> ScriptTraining:
@@ -278,8 +278,8 @@ def test_a_run_that_saves_the_best_alone_is_resumed_from_it(tmp_path: Path) -> N
 def test_the_chat_template_gets_its_arguments(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ 'bad' if shout else '' }}" + str(tokenizer.chat_template)
-    given = {"chat_template_kwargs": {"shout": True}}
-    joint = begin(tmp_path, trainer_arguments={"processing_class": tokenizer}, **given).joint
+    changes = {"chat_template_kwargs": {"shout": True}}
+    joint = begin(tmp_path, trainer_arguments={"processing_class": tokenizer}, **changes).joint
     message = [{"role": "user", "content": "abc"}]
     assert joint.codec.decode(joint.codec.render(message)).startswith("bad")
 
@@ -287,25 +287,25 @@ def test_the_chat_template_gets_its_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("masks", [True, False])
 def test_rollouts_that_were_cut_off_get_no_gradient_if_asked(tmp_path: Path, masks: bool) -> None:
     short = cotune.Limits(turns=1, turn_tokens=8, trajectory_tokens=40, prompt_tokens=400)
-    given = {"limits": short}
+    arguments = {"limits": short}
     training = begin(
-        tmp_path, trainer_arguments=given, max_steps=1, mask_truncated_completions=masks
+        tmp_path, trainer_arguments=arguments, max_steps=1, mask_truncated_completions=masks
     )
     rollout = training.joint.rollout_func
-    sent: list[Any] = []
+    outputs: list[Any] = []
 
-    def noted(prompts: Any, trainer: Any) -> Any:
-        sent.append(rollout(prompts, trainer))
-        return sent[-1]
+    def record_rollouts(prompts: Any, trainer: Any) -> Any:
+        outputs.append(rollout(prompts, trainer))
+        return outputs[-1]
 
-    training.trainer.rollout_func = noted
+    training.trainer.rollout_func = record_rollouts
     training.trainer.train()
     rollouts = training.joint.batch.trajectories
     cut = [was_cut(t) for t in rollouts]
     assert True in cut
     assert False in cut
-    for mask, trajectory, was in zip(sent[0]["env_mask"], rollouts, cut, strict=True):
-        assert mask == ([0] * len(trajectory.mask) if was and masks else list(trajectory.mask))
+    for mask, trajectory, is_cut in zip(outputs[0]["env_mask"], rollouts, cut, strict=True):
+        assert mask == ([0] * len(trajectory.mask) if is_cut and masks else list(trajectory.mask))
     assert (training.trainer.state.log_history[0]["completions/min_length"] == 0) == masks
     logged = training.trainer.state.log_history[0]
     assert logged["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
@@ -338,11 +338,11 @@ def test_a_trainer_that_was_interrupted_within_a_batch_begins_it_again(tmp_path:
         "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 4,
         "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
-    whole = begin(tmp_path / "whole", **batches)
-    whole.trainer.train()
+    unbroken = begin(tmp_path / "whole", **batches)
+    unbroken.trainer.train()
     stopped = begin(tmp_path / "stopped", **batches)
     stopped.trainer.add_callback(Asks(3, stops=True))
     with pytest.raises(KeyboardInterrupt):
         stopped.trainer.train()
     stopped.trainer.train(resume_from_checkpoint=True)
-    assert figures(stopped) == figures(whole)
+    assert figures(stopped) == figures(unbroken)

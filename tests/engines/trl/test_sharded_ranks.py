@@ -76,22 +76,22 @@ def on_a_cpu(kind: str) -> None:
 
 def watch(kind: str) -> list[TRLJoint]:
     """The joint runs that will be made, in order."""
-    made: list[TRLJoint] = []
+    joints: list[TRLJoint] = []
     build, configure = run_file_setup.build_trainer, run_file_setup.grpo_config
 
-    def configured(*given: Any) -> Any:
-        args = configure(*given)
+    def configured(*arguments: Any) -> Any:
+        args = configure(*arguments)
         assert args.device.type == "cpu"
         on_a_cpu(kind)
         return args
 
-    def built(*given: Any) -> Any:
-        trainer = build(*given)
-        made.append(trainer.joint)
+    def build_watched(*arguments: Any) -> Any:
+        trainer = build(*arguments)
+        joints.append(trainer.joint)
         return trainer
 
-    run_file_setup.build_trainer, run_file_setup.grpo_config = built, configured
-    return made
+    run_file_setup.build_trainer, run_file_setup.grpo_config = build_watched, configured
+    return joints
 
 
 def state_of(joint: TRLJoint) -> dict[str, Any]:
@@ -134,20 +134,20 @@ def cut_off(folder: Path, rank: int) -> None:
 def train_rank(folder: Path, rank: int, kind: str) -> dict[str, Any]:
     """Trains a run file, then its second half again."""
     reward_lengths()
-    made, console = watch(kind), Console(quiet=True)
-    own = folder / f"file{rank}"
-    own.mkdir()
-    path = run_file(own, kind, {**content(SPREAD[kind], 3)})
-    path.write_text(path.read_text().replace(str(own / kind), str(folder / kind)))
+    joints, console = watch(kind), Console(quiet=True)
+    rank_folder = folder / f"file{rank}"
+    rank_folder.mkdir()
+    path = run_file(rank_folder, kind, {**content(SPREAD[kind], 3)})
+    path.write_text(path.read_text().replace(str(rank_folder / kind), str(folder / kind)))
     train(path, console, quiet=True)
-    found = {"whole": state_of(made[0])}
-    found["whole"]["best"] = restored(made[0], folder / kind / "best")
+    states = {"whole": state_of(joints[0])}
+    states["whole"]["best"] = restored(joints[0], folder / kind / "best")
     if rank == 0:
         shutil.copytree(folder / kind, folder / "unbroken")
     cut_off(folder / kind, rank)
     resume(folder / kind, console, quiet=True)
-    found["resumed"] = state_of(made[1])
-    return found
+    states["resumed"] = state_of(joints[1])
+    return states
 
 
 # ---- the tests
@@ -157,8 +157,8 @@ def train_rank(folder: Path, rank: int, kind: str) -> dict[str, Any]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """The same run in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    done = cotune("nowhere", 0, "train", str(run_file(folder, "alone", content({}, 6))))
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = cotune("nowhere", 0, "train", str(run_file(folder, "alone", content({}, 6))))
+    assert result.returncode == 0, result.stdout + result.stderr
     return RunDir.open(folder / "alone")
 
 
@@ -183,15 +183,15 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
         pytest.importorskip("deepspeed")
     ranks = on_two_ranks(train_rank, tmp_path, kind)
     unbroken, resumed = RunDir.open(tmp_path / "unbroken"), RunDir.open(tmp_path / kind)
-    whole = sum(tensor.numel() for tensor in weights(alone).values())
+    total = sum(tensor.numel() for tensor in weights(alone).values())
     for rank in ranks:
-        for found in (rank["whole"], rank["resumed"]):
-            assert found["world_size"] == 2
-            assert found["sharding"] == kind
-            assert WRAPPERS[kind] in found["wrapper"]
-            assert (found["here"], found["parameters"]) == (
-                whole // 2 if kind == "fsdp2" else whole,
-                whole,
+        for state in (rank["whole"], rank["resumed"]):
+            assert state["world_size"] == 2
+            assert state["sharding"] == kind
+            assert WRAPPERS[kind] in state["wrapper"]
+            assert (state["here"], state["parameters"]) == (
+                total // 2 if kind == "fsdp2" else total,
+                total,
             )
         # Equal on both, bit for bit; and once lost, brought back from best/.
         assert rank["whole"]["weights"] == ranks[0]["whole"]["weights"]
@@ -205,13 +205,13 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
         [row["grad_norm"] for row in numbers(alone)], rel=1e-3
     )
     assert numbers(resumed) == numbers(unbroken)
-    mine, its = sums(unbroken), sums(alone)
+    sharded, expected = sums(unbroken), sums(alone)
     # The trainer's own file under FSDP2 names the tied head, too.
-    assert {name: mine[name] for name in its} == pytest.approx(its, abs=1e-2)
+    assert {name: sharded[name] for name in expected} == pytest.approx(expected, abs=1e-2)
     saved = load_file(unbroken.best_path / "model.safetensors")
-    assert saved.keys() == its.keys()
-    kept = json.loads((resumed.checkpoints_path / "checkpoint-2" / "cotune-state.json").read_text())
-    assert (kept["sharding"], kept["processes"]) == (kind, 2)
+    assert saved.keys() == expected.keys()
+    meta = json.loads((resumed.checkpoints_path / "checkpoint-2" / "cotune-state.json").read_text())
+    assert (meta["sharding"], meta["processes"]) == (kind, 2)
     events = [without(run.read_events(), {"time"}) for run in (unbroken, resumed)]
     assert "resumed" in {row["kind"] for row in events[1]} - {row["kind"] for row in events[0]}
 
@@ -278,12 +278,12 @@ def test_a_resume_that_could_not_read_the_optimizer_is_refused(
 
 
 def test_the_shards_of_a_checkpoint_are_put_together(tmp_path: Path) -> None:
-    kept, other = (tiny_model(tiny_tokenizer(), seed) for seed in (0, 1))
+    saved, loaded = (tiny_model(tiny_tokenizer(), seed) for seed in (0, 1))
     dcp.save(
-        {"model": kept.state_dict()},
+        {"model": saved.state_dict()},
         storage_writer=dcp.FileSystemWriter(tmp_path / "pytorch_model_fsdp_0"),
         no_dist=True,
     )
-    restore_weights(other, tmp_path)
-    for mine, theirs in zip(other.parameters(), kept.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    restore_weights(loaded, tmp_path)
+    for weight, expected in zip(loaded.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(weight, expected)

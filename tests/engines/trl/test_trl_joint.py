@@ -26,11 +26,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any]]:
     rewards: list[Any] = []
     reward: Any = run.trainer.reward_funcs[0]
 
-    def noted(**given: Any) -> Any:
-        rewards.append(given)
-        return reward(**given)
+    def record_rewards(**arguments: Any) -> Any:
+        rewards.append(arguments)
+        return reward(**arguments)
 
-    run.trainer.reward_funcs[0] = noted  # type: ignore[call-overload]
+    run.trainer.reward_funcs[0] = record_rewards  # type: ignore[call-overload]
     run.trainer.train()
     return run, rewards
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any]]:
 def test_rewards_metrics_and_tokens_are_those_of_trls_log(trained: Any) -> None:
     run, rewards = trained
     scores = [[t.reward for t in batch] for batch in run.trajectories]
-    assert [[row[""] for row in given["cotune_parts"]] for given in rewards] == scores
+    assert [[row[""] for row in call["cotune_parts"]] for call in rewards] == scores
     assert len({score for batch in scores for score in batch}) > 2
     assert run.logged("reward") == pytest.approx([sum(s) / len(s) for s in scores], abs=1e-6)
     assert run.logged("reward_mean") == pytest.approx(run.logged("reward"), abs=1e-6)
@@ -51,10 +51,10 @@ def test_rewards_metrics_and_tokens_are_those_of_trls_log(trained: Any) -> None:
         assert [row[name] for row in rows] == pytest.approx(run.logged(name))
     assert {"turns_mean", "zero_advantage_share"} <= rows[0].keys()
     # Tokens are counted as TRL counts them.
-    own = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
-    assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(own)
+    tokens = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
+    assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(tokens)
     totals = run.folder.totals()
-    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
+    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], di
     assert (run.joint.order.questions, run.joint.total_batches) == (2, 3)
     reported: dict[str, list[tuple[int, int]]] = {}
     outputs = run.outputs()
-    with listening(lambda what, done, total: reported.setdefault(what, []).append((done, total))):
+    with listening(lambda kind, done, total: reported.setdefault(kind, []).append((done, total))):
         run.trainer.train()
     return run, outputs, reported
 
@@ -86,9 +86,9 @@ def test_steps_that_share_a_batch(halves: Any) -> None:
     for output, batch in zip(outputs, run.trajectories, strict=True):
         old = output["old_per_token_logps"]
         for row, t in enumerate(batch):
-            own = torch.tensor(t.mask) == 1
-            got = old[row, : len(t.mask)][own]
-            torch.testing.assert_close(got, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
+            mask = torch.tensor(t.mask) == 1
+            actual = old[row, : len(t.mask)][mask]
+            torch.testing.assert_close(actual, torch.tensor(t.logprobs)[mask], atol=1e-4, rtol=0)
     # Rollouts, their tokens and the update are reported.
     _, _, reported = halves
     rows = 6

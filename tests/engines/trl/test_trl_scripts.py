@@ -246,13 +246,13 @@ def test_a_script_trains_the_policy_and_its_instruction(
         verification_rounds=1,
     )
     trainer = script(policy, tmp_path / "joint", partial(cotune.JointTrainer, method=method))
-    theirs: GRPOTrainer = script(policy, tmp_path / "trl", GRPOTrainer)
+    trl_trainer: GRPOTrainer = script(policy, tmp_path / "trl", GRPOTrainer)
     environment, codec = trainer.joint.parts.environment, trainer.joint.codec
     initial = Prompt(trainer.best_instruction)
     # In one of them reset() adds the task.
     if script is not game:
-        rows: Any = theirs.train_dataset
-        tokenized = theirs._tokenize_prompts([row["prompt"] for row in rows])  # pyright: ignore[reportPrivateUsage]
+        rows: Any = trl_trainer.train_dataset
+        tokenized = trl_trainer._tokenize_prompts([row["prompt"] for row in rows])  # pyright: ignore[reportPrivateUsage]
         assert [
             codec.render(environment.messages(task, initial), environment.tools)
             for task in environment.tasks("train")
@@ -263,7 +263,7 @@ def test_a_script_trains_the_policy_and_its_instruction(
     assert llm.parents[0] == initial.instruction.strip()
     assert len(cotune.open_run(trainer.run_folder).read_instructions()) > 1
     logged = {name for row in trainer.state.log_history for name in row}
-    assert {f"rewards/{name}/mean" for name in theirs.reward_func_names} <= logged
+    assert {f"rewards/{name}/mean" for name in trl_trainer.reward_func_names} <= logged
     assert (trainer.run_folder / "report.html").is_file()
     trainer.save_model(str(tmp_path / "agent"))
     saved = (tmp_path / "agent" / "instruction.txt").read_text(encoding="utf-8")
@@ -284,18 +284,18 @@ def test_a_scripts_run_is_exported_and_scored_outside_the_script(
     assert "Trained by `cotune.JointTrainer`" in (exported / "README.md").read_text()
     run, config = open_trained(trainer.run_folder)
     questions = [{"role": "user", "content": f"Question: {q}"} for q, _ in sums(3)]
-    told = [q | {"content": f"{PREAMBLE}\n\n{q['content']}"} for q in questions]
-    mean = trainer.evaluate([{"prompt": [q], "answer": "7"} for q in told])["eval_reward"]
-    for messages in (told, questions):  # in the script's form, and without the instruction
+    instructed = [q | {"content": f"{PREAMBLE}\n\n{q['content']}"} for q in questions]
+    mean = trainer.evaluate([{"prompt": [q], "answer": "7"} for q in instructed])["eval_reward"]
+    for messages in (instructed, questions):  # in the script's form, and without the instruction
         rows = [{"prompt": [message], "answer": "7"} for message in messages]
         path = jsonl(tmp_path / "questions.jsonl", rows)
         (result,) = evaluate_run(config, run, EvaluationOptions(questions=[path])).sets
         assert result.figures[0].mean == pytest.approx(mean)
     with pytest.raises(ConfigError, match="--questions FILE"):
         evaluate_run(config, run, EvaluationOptions())
-    lost = recorded_config(run, ["rewards=['__main__:lost']"])
+    lost_config = recorded_config(run, ["rewards=['__main__:lost']"])
     with pytest.raises(ConfigError, match="lost cannot be made again outside its script"):
-        evaluate_run(lost, run, EvaluationOptions(questions=[tmp_path / "questions.jsonl"]))
+        evaluate_run(lost_config, run, EvaluationOptions(questions=[tmp_path / "questions.jsonl"]))
 
 
 def test_data_sets_by_name_are_evaluated_each_by_itself(policy: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ SIZES = {"per_device_train_batch_size": 3, "num_generations": 2, "max_steps": 3}
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 
-def seen(trajectory: Trajectory) -> dict[str, Any]:
+def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
     """A rollout as JSON."""
     return {
         "task": trajectory.task.id,
@@ -42,26 +42,26 @@ def seen(trajectory: Trajectory) -> dict[str, Any]:
 
 def train(folder: Path, rank: int) -> dict[str, Any]:
     """Trains three batches, evaluates, then trains the third once more from the checkpoint."""
-    own = folder / f"rank{rank}"
+    rank_folder = folder / f"rank{rank}"
     shared = {"output_dir": str(folder / "checkpoints")}
-    run = start(own, **SIZES, **SAVING, **shared)
+    run = start(rank_folder, **SIZES, **SAVING, **shared)
     run.trainer.train()
     weights = fingerprint(run)
     tasks = run.joint.parts.environment.tasks("validation")
     scores = [t.reward for t in run.joint.coordinator.evaluate(tasks)]
     rollouts = dict(run.folder.totals().rollouts) if rank == 0 else None
-    again = start(own, resume=True, **SIZES, **SAVING, **shared)
+    again = start(rank_folder, resume=True, **SIZES, **SAVING, **shared)
     again.trainer.train(resume_from_checkpoint=str(folder / "checkpoints" / "checkpoint-2"))
     return {
         "world_size": dist.get_world_size(),
         "comm_size": run.joint.coordinator.comm.size,
-        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
+        "batches": [[rollout_row(t) for t in batch] for batch in run.trajectories],
         "weights": weights,
         "total": run.strategy.total,
         "scores": scores,
         "rollouts": rollouts,
         "metrics": [row["step"] for row in again.folder.read_metrics()],
-        "resumed_batches": [[seen(t) for t in batch] for batch in again.trajectories],
+        "resumed_batches": [[rollout_row(t) for t in batch] for batch in again.trajectories],
         "resumed_weights": fingerprint(again),
     }
 
@@ -107,20 +107,20 @@ UNEVEN = {"left": [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "right": [0.0, 0.0, 1.0, 1.0, 
 def uneven(folder: Path, rank: int) -> dict[str, Any]:
     """Gradients of batches whose rows with an advantage lie mostly, or all, on one rank."""
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, rewards in UNEVEN.items():
         for loss_type in ("grpo", "dapo"):
-            own = folder / f"{name}-{loss_type}-{rank}"
-            kept = gradients(
+            case_folder = folder / f"{name}-{loss_type}-{rank}"
+            grads = gradients(
                 PolicyUpdate,
                 tokenizer,
-                own,
+                case_folder,
                 rewards,
                 loss_type=loss_type,
                 gradient_accumulation_steps=1,
             )
-            found[f"{name}-{loss_type}"] = {key: g.tolist() for key, g in kept.items()}
-    return found
+            results[f"{name}-{loss_type}"] = {key: g.tolist() for key, g in grads.items()}
+    return results
 
 
 # Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
@@ -138,25 +138,25 @@ class Solvable(Letters):
 
 def distil(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
     """By hinted rows and mode: the weights after two batches and the logged ratios and cost."""
-    found: dict[str, Any] = {}
-    for where, rows in HINTED_ROWS.items():
+    results: dict[str, Any] = {}
+    for case, rows in HINTED_ROWS.items():
         for mode, distillation in DISTILLATIONS.items():
-            own = {"max_steps": 2, "output_dir": str(checkpoints / where / mode)}
-            sizes = SIZES | own | changes
+            arguments = {"max_steps": 2, "output_dir": str(checkpoints / case / mode)}
+            sizes = SIZES | arguments | changes
             strategy = HintedRows(rows, distillation, taught=distillation is None)
-            run = start(folder / where / mode, strategy, Solvable(), **sizes)
+            run = start(folder / case / mode, strategy, Solvable(), **sizes)
             run.trainer.train()
             kinds = ("p2o/", "distil/", "hinted", "zero_adv")
             logged = [
                 {k: v for k, v in row.items() if k.startswith(kinds)}
                 for row in run.folder.read_metrics()
             ]
-            found[f"{where}/{mode}"] = {
+            results[f"{case}/{mode}"] = {
                 "weights": fingerprint(run),
                 "metrics": logged,
                 "joint": [v for k, v in run.joint.metrics.items() if k.startswith("p2o/")],
             }
-    return found
+    return results
 
 
 SCRIPT: dict[str, Any] = {
@@ -167,14 +167,14 @@ SCRIPT: dict[str, Any] = {
 
 
 def train_script(folder: Path, **changes: Any) -> ScriptTraining:
-    given = {"environment": Letters()}
+    arguments = {"environment": Letters()}
     values = SCRIPT | changes
-    training = begin(folder, "inspo", evaluates=True, trainer_arguments=given, **values)
+    training = begin(folder, "inspo", evaluates=True, trainer_arguments=arguments, **values)
     training.trainer.train()
     return training
 
 
-def ended_with(training: ScriptTraining) -> dict[str, Any]:
+def script_results(training: ScriptTraining) -> dict[str, Any]:
     model = training.trainer.model
     assert isinstance(model, torch.nn.Module)
     history = training.trainer.state.log_history
@@ -196,7 +196,7 @@ def work(folder: Path, rank: int) -> dict[str, Any]:
         **train(folder, rank),
         "gradients": uneven(folder, rank),
         "adapter": train_adapter(folder / f"adapter{rank}", folder / "adapters"),
-        "script": ended_with(train_script(folder / "script")),
+        "script": script_results(train_script(folder / "script")),
         "distilled": distil(folder / f"distilled{rank}", folder / "distilled"),
     }
 
@@ -210,8 +210,8 @@ def check_gradients(ranks: list[dict[str, Any]], folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
     for name, rewards in UNEVEN.items():
         for loss_type in ("grpo", "dapo"):
-            own = folder / f"alone-{name}-{loss_type}"
-            alone = gradients(GRPOTrainer, tokenizer, own, rewards, loss_type=loss_type)
+            case_folder = folder / f"alone-{name}-{loss_type}"
+            alone = gradients(GRPOTrainer, tokenizer, case_folder, rewards, loss_type=loss_type)
             together = ranks[0]["gradients"][f"{name}-{loss_type}"]
             assert together.keys() == alone.keys()
             assert max(float(g.abs().max()) for g in alone.values()) > 1e-4
@@ -241,9 +241,9 @@ def check_distillation(ranks: list[dict[str, Any]], folder: Path) -> None:
         assert first[name]["weights"] == second[name]["weights"]
         assert first[name]["weights"] == pytest.approx(expected["weights"], abs=1e-3)
         assert first[name]["joint"] == second[name]["joint"]
-        for got, want in zip(first[name]["metrics"], expected["metrics"], strict=True):
-            assert got == pytest.approx(want, rel=1e-3)
-            assert got["distil/share" if "filtered" in name else "p2o/logprob_tokens"] > 0
+        for row, expected_row in zip(first[name]["metrics"], expected["metrics"], strict=True):
+            assert row == pytest.approx(expected_row, rel=1e-3)
+            assert row["distil/share" if "filtered" in name else "p2o/logprob_tokens"] > 0
     masked = [row["p2o/ratio_masked_share"] for row in alone["both/masked"]["metrics"]]
     assert 0 < sum(masked) < len(masked)
 
@@ -253,7 +253,7 @@ def check_script(ranks: list[dict[str, Any]], folder: Path) -> None:
     first, second = (rank["script"] for rank in ranks)
     assert first == second
     sizes = {"per_device_train_batch_size": 6, "per_device_eval_batch_size": 6}
-    alone = ended_with(train_script(folder / "script alone", **sizes))
+    alone = script_results(train_script(folder / "script alone", **sizes))
     assert first["best"] == alone["best"] < STEPS  # or the test shows nothing
     assert first["prompt"] == alone["prompt"]
     assert first["scores"] == pytest.approx(alone["scores"], abs=1e-3)
@@ -277,7 +277,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
     check_script(ranks, tmp_path)
     run = start(tmp_path / "one", **{**SIZES, "per_device_train_batch_size": 6})
     run.trainer.train()
-    batches = [[seen(t) for t in batch] for batch in run.trajectories]
+    batches = [[rollout_row(t) for t in batch] for batch in run.trajectories]
     assert [(r["world_size"], r["comm_size"]) for r in ranks] == [(2, 2), (2, 2)]
     # Every group has one instruction on both ranks, a split one, too.
     assert ranks[0]["batches"] == ranks[1]["batches"]

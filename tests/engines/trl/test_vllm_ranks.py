@@ -15,7 +15,7 @@ from cotune.types import Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.ranks import on_two_ranks
 from tests.engines.trl.setup import Run, start
-from tests.engines.trl.test_two_ranks import SIZES, fingerprint, seen
+from tests.engines.trl.test_two_ranks import SIZES, fingerprint, rollout_row
 from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.thread_ranks import ThreadRank, Threads
 
@@ -46,9 +46,9 @@ class Generation:
 
 
 def test_the_stand_in_is_called_as_trls_class_is() -> None:
-    mine, real = (inspect.signature(c.generate).parameters for c in (Generation, VLLMGeneration))
-    assert list(mine) == list(real)
-    assert [p.default for p in mine.values()] == [p.default for p in real.values()]
+    fake, real = (inspect.signature(c.generate).parameters for c in (Generation, VLLMGeneration))
+    assert list(fake) == list(real)
+    assert [p.default for p in fake.values()] == [p.default for p in real.values()]
 
 
 Turns = Sequence[Sequence[SampleRequest]]
@@ -68,15 +68,15 @@ def in_step(
         session = SharedSession(
             cast(VLLMGeneration, generation), CODEC, Sampling(0.0), cast(Any, comm), context
         )
-        found: list[list[Sample]] = []
+        samples: list[list[Sample]] = []
         try:
             for turn in ranks[rank]:
-                if fails == rank and found:
+                if fails == rank and samples:
                     break
-                found.append(session.generate(turn))
+                samples.append(session.generate(turn))
         finally:
             session.close()
-        return found
+        return samples
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(work, range(len(ranks)))), calls
@@ -89,34 +89,34 @@ def row(name: int, length: int, limit: int) -> SampleRequest:
 def test_ranks_that_share_an_engine_call_it_alike() -> None:
     # A rank that is done or never began still calls.
     turns = [[[row(0, 4, 3), row(1, 4, 3)], [row(0, 9, 3)], [row(0, 14, 2)]], [[row(2, 4, 3)]], []]
-    found, calls = in_step(turns)
+    samples, calls = in_step(turns)
     assert calls == [[(3, 2), (3, 1), (2, 1)]] * 3
-    assert [[s.ids for s in turn] for turn in found[0]] == [
+    assert [[s.ids for s in turn] for turn in samples[0]] == [
         [(6,) * 3, (7,) * 3],
         [(6,) * 3],
         [(6,) * 2],
     ]
-    assert [[s.ids for s in turn] for turn in found[1]] == [[(8,) * 3]]
-    assert found[2] == []
+    assert [[s.ids for s in turn] for turn in samples[1]] == [[(8,) * 3]]
+    assert samples[2] == []
     # The largest limit of all ranks is asked for, and each row keeps its own.
-    found, calls = in_step([[[row(0, 4, 2)]], [[row(1, 4, 7), row(2, 4, 1)]]])
+    samples, calls = in_step([[[row(0, 4, 2)]], [[row(1, 4, 7), row(2, 4, 1)]]])
     assert calls == [[(7, 2)]] * 2
-    assert [s.ids for s in found[0][0]] == [(6,) * 2]
-    assert [s.ids for s in found[1][0]] == [(7,) * 7, (8,)]
-    assert found[0][0][0].logprobs == (-0.0, -1.0)
+    assert [s.ids for s in samples[0][0]] == [(6,) * 2]
+    assert [s.ids for s in samples[1][0]] == [(7,) * 7, (8,)]
+    assert samples[0][0][0].logprobs == (-0.0, -1.0)
     # Another rank's limit pushes no row out of its context.
-    found, calls = in_step([[[row(0, 95, 5), row(1, 10, 5)]], [[row(2, 10, 50)]]], context=100)
+    samples, calls = in_step([[[row(0, 95, 5), row(1, 10, 5)]], [[row(2, 10, 50)]]], context=100)
     assert calls == [[(50, 1), (5, 1)]] * 2  # the row of rank 1 was done with the first
-    assert [s.ids for s in found[0][0]] == [(6,) * 5, (7,) * 5]
-    assert [s.ids for s in found[1][0]] == [(8,) * 50]
+    assert [s.ids for s in samples[0][0]] == [(6,) * 5, (7,) * 5]
+    assert [s.ids for s in samples[1][0]] == [(8,) * 50]
     # It says what is wrong; waiting for a call that the row fits into would never end.
-    found, calls = in_step([[[row(0, 8, 5)]], []], context=10)
+    samples, calls = in_step([[[row(0, 8, 5)]], []], context=10)
     assert calls == [[(5, 1)]] * 2
-    assert len(found[0][0][0].ids) == 5
+    assert len(samples[0][0][0].ids) == 5
     # A rank whose episodes fail lets the others end theirs.
     turns = [[[row(0, 4, 3)], [row(0, 9, 3)], [row(0, 14, 3)]], [[row(1, 4, 3)], [row(1, 9, 3)]]]
-    found, calls = in_step(turns, fails=1)
-    assert len(found[0]) == 3
+    samples, calls = in_step(turns, fails=1)
+    assert len(samples[0]) == 3
     assert calls[0] == calls[1] == [(3, 1)] * 3
 
 
@@ -131,14 +131,14 @@ MODES: dict[str, dict[str, Any]] = {
 
 def evaluations(run: Run, engine: Engine) -> dict[str, Any]:
     """Rollouts of one task, which leave rank 1 without any, and of seven."""
-    found: list[list[dict[str, Any]]] = []
+    rollouts: list[list[dict[str, Any]]] = []
     calls: list[list[int]] = []
     tasks = [task for split in ("train", "test") for task in Letters().tasks(split)]
     for count in (1, 7):
-        coordinator, before = run.joint.coordinator, len(engine.calls)
-        found.append([seen(t) for t in coordinator.evaluate(tasks[:count])])
-        calls.append([rows for _, rows in engine.calls[before:]])
-    return {"evaluations": found, "calls_of_evaluations": calls}
+        coordinator, first_call = run.joint.coordinator, len(engine.calls)
+        rollouts.append([rollout_row(t) for t in coordinator.evaluate(tasks[:count])])
+        calls.append([rows for _, rows in engine.calls[first_call:]])
+    return {"evaluations": rollouts, "calls_of_evaluations": calls}
 
 
 def train(folder: Path, engine: Engine, **changes: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def train(folder: Path, engine: Engine, **changes: Any) -> dict[str, Any]:
     run = start(folder, use_vllm=True, **SIZES, **changes)
     run.trainer.train()
     return {
-        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
+        "batches": [[rollout_row(t) for t in batch] for batch in run.trajectories],
         "weights": fingerprint(run),
         **evaluations(run, engine),
         "calls": [(params.max_tokens, rows) for params, rows in engine.calls],
@@ -155,12 +155,12 @@ def train(folder: Path, engine: Engine, **changes: Any) -> dict[str, Any]:
 
 
 def train_in_each_mode(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for mode, changes in MODES.items():
-        own, out = folder / mode / f"rank{rank}", str(folder / mode / "out")
-        found[mode] = train(own, install(tiny_tokenizer()), output_dir=out, **changes)
+        rank_folder, out = folder / mode / f"rank{rank}", str(folder / mode / "out")
+        results[mode] = train(rank_folder, install(tiny_tokenizer()), output_dir=out, **changes)
     fail(folder, rank, install(tiny_tokenizer()))
-    return found
+    return results
 
 
 def fail(folder: Path, rank: int, engine: Engine) -> None:
@@ -184,9 +184,9 @@ def check_mode(mode: str, first: dict[str, Any], second: dict[str, Any]) -> None
     """Both ranks train and evaluate the same policy."""
     for name in ("batches", "weights", "evaluations"):
         assert first[name] == second[name]
-    one, seven = first["evaluations"]
-    assert (len(one), len(seven)) == (1, 7)
-    assert one[0] == seven[0]
+    of_one, of_seven = first["evaluations"]
+    assert (len(of_one), len(of_seven)) == (1, 7)
+    assert of_one[0] == of_seven[0]
     for batch in first["batches"]:
         assert [t["group"] for t in batch] == [0, 0, 1, 1, 2, 2]
     lengths = {len(t["ids"]) for batch in first["batches"] for t in batch}
@@ -213,11 +213,11 @@ def test_two_ranks_train_and_evaluate_the_same_policy(tmp_path: Path) -> None:
     for mode in MODES:
         check_mode(mode, first[mode], second[mode])
     # A failure of the server ends both with its message.
-    said = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
+    texts = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
     server = (
         "RolloutFailed: a rollout failed; rank 0: HTTPError: Request failed: 500, the engine died; "
         "rank 1: EngineError: rank 0 got nothing from the vLLM server"
     )
     weights = "EngineError: the weights could not be sent to vLLM; rank 0: HTTPError: no update"
     weights = f"RolloutFailed: a rollout failed; rank 0: {weights}; rank 1: {weights}"
-    assert said == {"server0": server, "server1": server, "weights0": weights, "weights1": weights}
+    assert texts == {"server0": server, "server1": server, "weights0": weights, "weights1": weights}

@@ -59,19 +59,19 @@ def test_every_row_keeps_its_own_limit(
     mode: str, stop: tuple[str, ...], tmp_path: Path, engine: Engine
 ) -> None:
     run = vllm_run(tmp_path, mode=mode)
-    asked = requests(run, 3, 30, 1, 0, 12)
+    rows = requests(run, 3, 30, 1, 0, 12)
     sampling = Sampling(temperature=0.0, stop=stop)
-    session, other = sampler(run).open(sampling), cached(run).open(sampling)
-    found = session.generate(asked)
-    expected = [*other.generate(asked[:3]), other.generate(asked[4:])[0]]
+    session, cached_session = sampler(run).open(sampling), cached(run).open(sampling)
+    samples = session.generate(rows)
+    expected = [*cached_session.generate(rows[:3]), cached_session.generate(rows[4:])[0]]
     session.close()
-    other.close()
-    assert [len(sample.ids) <= r.max_tokens for sample, r in zip(found, asked, strict=True)]
-    assert found.pop(3).ids == ()  # no room, nothing asked
-    assert [sample.ids for sample in found] == [sample.ids for sample in expected]
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-    assert len(found[0].ids) == 3
+    cached_session.close()
+    assert [len(sample.ids) <= r.max_tokens for sample, r in zip(samples, rows, strict=True)]
+    assert samples.pop(3).ids == ()  # no room, nothing asked
+    assert [sample.ids for sample in samples] == [sample.ids for sample in expected]
+    for sample, cached_sample in zip(samples, expected, strict=True):
+        assert sample.logprobs == pytest.approx(cached_sample.logprobs, abs=1e-4)
+    assert len(samples[0].ids) == 3
     assert sorted(params.max_tokens for params, _ in engine.calls) == [1, 3, 12, 30]
 
 

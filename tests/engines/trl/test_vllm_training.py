@@ -17,7 +17,7 @@ from tests.engines.trl.setup import HINT, HintedRows, Run, scored
 from tests.engines.trl.vllm_setup import assert_synced, cached, same_rollouts, vllm_run
 from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
 
-WANTED = {
+EXPECTED = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
     "top_k": 0, "min_p": 0.0, "stop": list(Letters.stop), "include_stop_str_in_output": True,
     "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0, "detokenize": True,
@@ -28,13 +28,13 @@ WANTED = {
 def test_a_training_through_vllm(mode: str, tmp_path: Path, engine: Engine) -> None:
     run = vllm_run(tmp_path, mode, seed=5, temperature=0.7, max_steps=2)
     run.trainer.train()
-    everyone = [t for batch in run.trajectories for t in batch]
-    assert len({t.completion_ids for t in everyone[:3]}) > 1  # group-mates draw differently
-    assert {StopReason.ANSWERED, StopReason.TURN_LIMIT} <= {t.stop for t in everyone}
-    turns = [turn for t in everyone for turn in t.turns]
+    trajectories = [t for batch in run.trajectories for t in batch]
+    assert len({t.completion_ids for t in trajectories[:3]}) > 1  # group-mates draw differently
+    assert {StopReason.ANSWERED, StopReason.TURN_LIMIT} <= {t.stop for t in trajectories}
+    turns = [turn for t in trajectories for turn in t.turns]
     assert any(turn.text.endswith(Letters.stop) for turn in turns)
     for params, _ in engine.calls:
-        assert {name: getattr(params, name) for name in WANTED} == WANTED
+        assert {name: getattr(params, name) for name in EXPECTED} == EXPECTED
         assert params.stop_token_ids == [run.joint.codec.eos_id]
         assert params.temperature == 0.7
     assert len({params.seed for params, _ in engine.calls}) == len(engine.calls) > 20
@@ -76,7 +76,7 @@ def test_evaluations_are_greedy_and_under_the_weights_of_the_last_step(
     run.trainer.train()
     engine.calls.clear()
     tasks = [task for split in ("train", "test") for task in Letters().tasks(split)]
-    found = run.joint.coordinator.evaluate(tasks)
+    rollouts = run.joint.coordinator.evaluate(tasks)
     assert engine.syncs == 2  # trained once, and stepped since
     assert_synced(run, engine)
     assert {params.temperature for params, _ in engine.calls} == {0.0}
@@ -84,7 +84,7 @@ def test_evaluations_are_greedy_and_under_the_weights_of_the_last_step(
     assert engine.syncs == 2  # nothing is sent twice
     run.joint.coordinator.sampler = cached(run)
     expected = run.joint.coordinator.evaluate(tasks)
-    same_rollouts(found, expected)
+    same_rollouts(rollouts, expected)
     same_rollouts(again, expected)
 
 
@@ -93,9 +93,9 @@ def test_a_sleeping_engine_is_woken_and_sent_its_weights(tmp_path: Path, engine:
     run.trainer.train()
     assert engine.asleep
     tasks = Letters().tasks("train")
-    found = run.joint.coordinator.evaluate(tasks)
+    rollouts = run.joint.coordinator.evaluate(tasks)
     run.joint.coordinator.sampler = cached(run)
-    same_rollouts(found, run.joint.coordinator.evaluate(tasks))
+    same_rollouts(rollouts, run.joint.coordinator.evaluate(tasks))
 
 
 def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> None:
@@ -103,16 +103,16 @@ def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> N
     run.folder.begin_attempt(None)
     best = TRLBest(tmp_path / "best", tiny_tokenizer())
     tasks = Letters().tasks("train")
-    before = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
+    expected = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     best.offer(run.joint, scored(0.5), 0)
     run.trainer.train()
     run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     trained = {name: tensor.clone() for name, tensor in run.weights.items()}
     best.restore(run.joint)
     assert any(not torch.equal(trained[name], tensor) for name, tensor in run.weights.items())
-    after = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
+    restored = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
     assert_synced(run, engine)
-    same_rollouts(after, before)
+    same_rollouts(restored, expected)
 
 
 def corrections(run: Run) -> list[torch.Tensor]:
@@ -149,8 +149,8 @@ def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
     strategy = HintedRows((0, 1, 3), Distillation(ratio="masked_signed"))
     run = vllm_run(tmp_path, "server", strategy, max_steps=1)
     run.trainer.train()
-    drawn = [x for batch in run.trajectories for t in batch for x in t.logprobs]
-    assert any(math.isnan(x) for x in drawn)
+    logprobs = [x for batch in run.trajectories for t in batch for x in t.logprobs]
+    assert any(math.isnan(x) for x in logprobs)
     for name in ("loss", "p2o/ratio_mean", "grad_norm"):
         assert all(math.isfinite(float(value)) for value in run.logged(name))
     assert all(bool(tensor.isfinite().all()) for tensor in run.weights.values())

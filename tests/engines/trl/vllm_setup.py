@@ -31,8 +31,8 @@ def no_traces() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def vllm_run(folder: Path, mode: str = "colocate", *given: Any, **changes: Any) -> Run:
-    return start(folder, *given, use_vllm=True, vllm_mode=mode, **changes)
+def vllm_run(folder: Path, mode: str = "colocate", *arguments: Any, **changes: Any) -> Run:
+    return start(folder, *arguments, use_vllm=True, vllm_mode=mode, **changes)
 
 
 def sampler(run: Run) -> VLLMSampler:
@@ -45,13 +45,13 @@ def cached(run: Run) -> CachedSampler:
 
 
 def assert_synced(run: Run, engine: Engine) -> None:
-    held = dict(engine.model.named_parameters())
+    engine_weights = dict(engine.model.named_parameters())
     for name, tensor in run.weights.items():
-        assert torch.equal(held[name], tensor), name
+        assert torch.equal(engine_weights[name], tensor), name
 
 
-def same_rollouts(left: list[Trajectory], right: list[Trajectory]) -> None:
-    assert [t.completion_ids for t in left] == [t.completion_ids for t in right]
-    assert [t.stop for t in left] == [t.stop for t in right]
-    for mine, other in zip(left, right, strict=True):
-        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+def same_rollouts(rollouts: list[Trajectory], expected: list[Trajectory]) -> None:
+    assert [t.completion_ids for t in rollouts] == [t.completion_ids for t in expected]
+    assert [t.stop for t in rollouts] == [t.stop for t in expected]
+    for rollout, reference in zip(rollouts, expected, strict=True):
+        assert rollout.logprobs == pytest.approx(reference.logprobs, abs=1e-4)

@@ -28,14 +28,14 @@ def spread(completions: list[Any], **_: Any) -> list[float]:
     return [sum(str(completion).encode()) % 7 / 6 for completion in completions]
 
 
-def _noted(*arguments: Any) -> Any:
+def _fit_noting_updates(*arguments: Any) -> Any:
     import transfer_queue as tq
 
     from cotune.engines.verl.trainer import JointTrainer
 
     update = JointTrainer._update_actor
 
-    def noted(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    def note_update(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS.values())
         )
@@ -45,10 +45,10 @@ def _noted(*arguments: Any) -> Any:
             file.write(json.dumps(rows) + "\n")
         return update(self, batch, metrics)
 
-    JointTrainer._update_actor = noted  # type: ignore[method-assign]
+    JointTrainer._update_actor = note_update  # type: ignore[method-assign]
     return _fit(*arguments)
 
 
 if NOTES in os.environ:
     _fit = run._fit
-    run._fit = _noted
+    run._fit = _fit_noting_updates

@@ -38,7 +38,7 @@ def run_file(
     """A run file whose run folder is `folder`/run."""
     keys = {f"++{name}": value for name, value in (overrides(ranks) | (engine_args or {})).items()}
     shared = {"engine": "verl", "mini_batches": 1, "kl": 0, "schedule": "constant", "warmup": 0}
-    whole = base | {
+    raw = base | {
         "name": "on-verl",
         "output": str(folder / "run"),
         "strategy": strategy or base["strategy"],
@@ -49,7 +49,7 @@ def run_file(
         | {"engine_args": keys},
     }
     path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     return path
 
 

@@ -56,34 +56,34 @@ def respond(
     sampler = _script().sampler(codec)
     sampler.open(Sampling(temperature=float(params["temperature"])))
     ids = codec.encode(str(sampler.reply(row, turn, codec.decode(list(prompt_ids)))))
-    kept = list(ids[:max_tokens])
-    return kept, [sampler.logprob] * len(kept)
+    completion = list(ids[:max_tokens])
+    return completion, [sampler.logprob] * len(completion)
 
 
 def _place(seed: int) -> tuple[int, int]:
-    found = _places().get(seed)
-    if found is None or len(found) > 1:
-        raise ValueError(f"seed {seed} is that of {found or 'no draw of the script'}")
-    return next(iter(found))
+    places = _places().get(seed)
+    if places is None or len(places) > 1:
+        raise ValueError(f"seed {seed} is that of {places or 'no draw of the script'}")
+    return next(iter(places))
 
 
 @lru_cache(1)
 def _places() -> dict[int, set[tuple[int, int]]]:
     """Row and turn of every seed that a run of the script can draw with."""
-    script, found = _script(), defaultdict(set)
+    script, places = _script(), defaultdict(set)
     steps, calls = range(1, script.steps + 2), range(1, _CALLS + 1)
     for purpose, step, call in product(_PURPOSES, steps, calls):
         seed = stable_seed(script.seed, purpose, step, call)
         for row, turn in product(range(_ROWS), range(script.limits.turns)):
-            found[stable_seed(seed, row, turn) % 2**31].add((row, turn))
-    return found
+            places[stable_seed(seed, row, turn) % 2**31].add((row, turn))
+    return places
 
 
 # ---- the strategy and the optimizer, in the trainer's process
 
 
-def _built(*arguments: Any, **named: Any) -> Strategy:
-    strategy = _build_strategy(*arguments, **named)
+def _build_watched(*arguments: Any, **options: Any) -> Strategy:
+    strategy = _build_strategy(*arguments, **options)
     watch(strategy, Path(os.environ[LINES]))
     _note_updates(Path(os.environ[UPDATES]))
     return strategy
@@ -101,7 +101,7 @@ def _note_updates(path: Path) -> None:
 
     update = JointTrainer._update_actor
 
-    def noted(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    def note_update(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         fields = ["prompts", "responses", "loss_mask", "advantages"]
         if self.config.algorithm.rollout_correction.rollout_is is not None:
             fields.append("rollout_is_weights")  # 0 for tokens that the signed mask leaves out
@@ -119,27 +119,27 @@ def _note_updates(path: Path) -> None:
                     column["loss_mask"],
                     column["advantages"],
                 ),
-                "kept": _kept(column),
+                "kept": _counted(column),
             }
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([rows[place] for place in sorted(rows)]) + "\n")
         return update(self, batch, metrics)
 
-    JointTrainer._update_actor = noted  # type: ignore[method-assign]
+    JointTrainer._update_actor = note_update  # type: ignore[method-assign]
 
 
-def _kept(column: Mapping[str, list[float]]) -> list[int]:
+def _counted(column: Mapping[str, list[float]]) -> list[int]:
     """1 for each own token that the loss counts with its advantage, else 0."""
-    own, advantages = column["loss_mask"], column["advantages"]
-    weights = column.get("rollout_is_weights", own)
+    mask, advantages = column["loss_mask"], column["advantages"]
+    weights = column.get("rollout_is_weights", mask)
     return [
         int(weight > 0 or advantage > 0)
-        for weight, advantage, is_own in zip(weights, advantages, own, strict=True)
+        for weight, advantage, is_own in zip(weights, advantages, mask, strict=True)
         if is_own
     ]
 
 
 if SCRIPT in os.environ:
     _build_strategy = run_start.build_strategy
-    run_start.build_strategy = _built
+    run_start.build_strategy = _build_watched
     run_start.build_llm = _scripted_llm

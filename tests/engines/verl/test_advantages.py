@@ -18,18 +18,18 @@ def test_advantages_are_the_loops_and_none_where_rewards_are_equal(scaled: bool)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
     mask = torch.ones(16, 3)
     mask[:, 1] = 0  # an observation
-    given = torch.zeros(16, 3)
-    given[:, 2] = torch.tensor([rewards[i] for i in order])
+    token_rewards = torch.zeros(16, 3)
+    token_rewards[:, 2] = torch.tensor([rewards[i] for i in order])
     index = np.array(["ab"[i // 8] for i in order], dtype=object)
-    found, _ = get_adv_estimator_fn(ADVANTAGES)(
-        token_level_rewards=given,
+    advantages, _ = get_adv_estimator_fn(ADVANTAGES)(
+        token_level_rewards=token_rewards,
         response_mask=mask,
         index=index,
         config={"norm_adv_by_std_in_grpo": scaled},
     )
-    assert found[[order.index(i) for i in range(8)]].eq(0).all()
+    assert advantages[[order.index(i) for i in range(8)]].eq(0).all()
     expected = group_advantages(torch.tensor(rewards), 8)[order]
     if scaled:
-        torch.testing.assert_close(found, expected[:, None] * mask)
+        torch.testing.assert_close(advantages, expected[:, None] * mask)
     else:
-        assert found[order.index(8), 0] == -0.875
+        assert advantages[order.index(8), 0] == -0.875

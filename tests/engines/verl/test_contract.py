@@ -29,34 +29,34 @@ class VerlDriver:
     folder: Path
     lora: bool = False
 
-    def run(self, told: Script) -> Recording:
-        told = replace(told, policy=(*told.policy, UNASKED))
+    def run(self, script: Script) -> Recording:
+        script = replace(script, policy=(*script.policy, UNASKED))
         seeded = {"actor_rollout_ref.rollout.full_determinism": True}
         keys = {f"++{name}": value for name, value in (overrides() | seeded).items()}
-        config = told.config(self.folder / "run", engine="verl", save_every=0, engine_args=keys)
-        path, given = self.folder / "run.yaml", self.folder / "script.json"
+        config = script.config(self.folder / "run", engine="verl", save_every=0, engine_args=keys)
+        path, script_path = self.folder / "run.yaml", self.folder / "script.json"
         values = config.model_dump(mode="json")
         values["policy"]["lora"] = {} if self.lora else None
         path.write_text(yaml.safe_dump(values), encoding="utf-8")
-        given.write_text(told.to_json(), encoding="utf-8")
+        script_path.write_text(script.to_json(), encoding="utf-8")
         lines, updates = self.folder / "verl.jsonl", self.folder / "updates.jsonl"
         modules = environment()["VERL_USE_EXTERNAL_MODULES"]
         variables = {
             "VERL_USE_EXTERNAL_MODULES": f"{modules},{scripted.__name__}",
             RESPOND: f"{scripted.__name__}:respond",
-            scripted.SCRIPT: str(given),
+            scripted.SCRIPT: str(script_path),
             scripted.LINES: str(lines),
             scripted.UPDATES: str(updates),
         }
         cotune("train", path, variables=variables)
-        made = [json.loads(line) for line in updates.read_text(encoding="utf-8").splitlines()]
+        steps = [json.loads(line) for line in updates.read_text(encoding="utf-8").splitlines()]
         run = Recording.read(lines)
-        told_of = [step["trajectories"] for step in run.steps]
+        trajectories = [step["trajectories"] for step in run.steps]
         return Recording(
             run.steps,
             [
-                [_weighed(*pair) for pair in zip(step, of, strict=True)]
-                for step, of in zip(made, told_of, strict=True)
+                [_weighed(*pair) for pair in zip(step, rollouts, strict=True)]
+                for step, rollouts in zip(steps, trajectories, strict=True)
             ],
         )
 
@@ -67,10 +67,10 @@ def _weighed(row: Row, trajectory: Row) -> Row:
     veRL's mask compares what the server says of each token with what the trainer does, of rollouts
     without a hint as well; there the two agree when a policy writes, but not when a script does.
     """
-    kept = row.pop("kept")
+    counted = row.pop("kept")
     if trajectory["prompt_ids"] == trajectory["sampled_prompt_ids"]:
-        return row | {"advantages": [max(row["advantages"], key=abs)] * len(kept)}
-    weighed = [a * k for a, k in zip(row["advantages"], kept, strict=True)]
+        return row | {"advantages": [max(row["advantages"], key=abs)] * len(counted)}
+    weighed = [a * k for a, k in zip(row["advantages"], counted, strict=True)]
     return row | {"advantages": weighed}
 
 
@@ -82,9 +82,9 @@ SLOW = [
 
 @pytest.mark.parametrize(("kind", "lora"), [("p2o", False), *SLOW])
 def test_verl_does_what_the_loop_does(kind: str, lora: bool, tmp_path: Path) -> None:
-    told = script(kind)
-    loop = LoopDriver(tmp_path).run(told)
-    check_that_it_tells(kind, told, loop)
-    verl = VerlDriver(tmp_path, lora).run(told)
+    scenario = script(kind)
+    loop = LoopDriver(tmp_path).run(scenario)
+    check_that_it_tells(kind, scenario, loop)
+    verl = VerlDriver(tmp_path, lora).run(scenario)
     assert differences(loop, replace(verl, updates=None)) == []
     assert differences(*(Recording([], run.updates) for run in (loop, verl))) == []

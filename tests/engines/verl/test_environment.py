@@ -9,10 +9,10 @@ from cotune.utils.packages import installed
 
 
 def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:
-    wanted = [Requirement(text) for text in requires("cotune") or ()]
-    of_extra = [r for r in wanted if r.marker is not None and r.marker.evaluate({"extra": "verl"})]
+    needed = [Requirement(text) for text in requires("cotune") or ()]
+    of_extra = [r for r in needed if r.marker is not None and r.marker.evaluate({"extra": "verl"})]
     assert "verl" in {requirement.name for requirement in of_extra}
     for requirement in of_extra:
         assert requirement.specifier.contains(version(requirement.name)), str(requirement)
     assert installed("trl") is None
-    assert not any(isinstance(found, Exception) for found in doctor.engines())
+    assert not any(isinstance(engine, Exception) for engine in doctor.engines())

@@ -31,37 +31,37 @@ def failed(mark: str, *arguments: object) -> tuple[int, list[str]]:
 
 def marked(mark: str) -> list[str]:
     """Command lines of the processes that have the mark in their environment."""
-    found = []
+    commands = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and int(folder.name) != os.getpid():
-                given = (folder / "environ").read_bytes().split(b"\0")
-                if f"{MARK}={mark}".encode() in given:
-                    found.append((folder / "cmdline").read_text().replace("\0", " ")[:200])
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if f"{MARK}={mark}".encode() in variables:
+                    commands.append((folder / "cmdline").read_text().replace("\0", " ")[:200])
         except OSError:
             continue  # it ended meanwhile, or is another user's
-    return found
+    return commands
 
 
 def test_a_failure_of_an_environment_ends_the_run(tmp_path: Path) -> None:
     fault = tmp_path / "fault.json"
     name = f"{FailingEnvironment.__module__}:{FailingEnvironment.__name__}"
-    own = {"kind": "python", "object": name, "args": {"fault": str(fault)}}
+    failing = {"kind": "python", "object": name, "args": {"fault": str(fault)}}
     sizes: dict[str, Any] = {"questions_per_step": 2, "group_size": 2, "micro_batch_size": 4}
-    path = run_file(tmp_path, GEO | {"environment": own}, steps=3, save_every=1, **sizes)
+    path = run_file(tmp_path, GEO | {"environment": failing}, steps=3, save_every=1, **sizes)
     run = tmp_path / "run"
 
     fault.write_text(json.dumps({"raise": "ConfigError", "after": 4}))
-    status, said = failed(str(tmp_path), "train", path)
+    status, lines = failed(str(tmp_path), "train", path)
     refused = "environment.args: the search key is refused; set another"
-    assert said == [f"cotune: {refused}; then continue: cotune resume {run}"]
+    assert lines == [f"cotune: {refused}; then continue: cotune resume {run}"]
     assert status == 2
     assert [row["step"] for row in rows(run / "metrics.jsonl")] == [1]
 
     # A StopIteration is what no future takes: who awaits it would wait forever.
     fault.write_text(json.dumps({"raise": "StopIteration", "after": 0}))
-    status, said = failed(str(tmp_path), "resume", run)
-    (line,) = said
+    status, lines = failed(str(tmp_path), "resume", run)
+    (line,) = lines
     assert line.startswith("cotune: an environment or its rewards raised StopIteration")
     assert status == 1
     # It went on from the step before the failure, and can do so again.

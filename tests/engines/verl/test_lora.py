@@ -82,10 +82,10 @@ def test_a_killed_run_steps_as_the_reference_loop(tmp_path: Path) -> None:
         shutil.rmtree(checkpoints / f"global_step_{newer}", ignore_errors=True)
     cotune("resume", run, variables=variables)
     assert [row["from_step"] for row in events(run, "resumed")] == [1]
-    first, *before, second, third = (
+    first, *undone, second, third = (
         sorted(update, key=lambda row: row["completion_ids"]) for update in noted_in(tmp_path)
     )
-    for killed, resumed in zip(before, (second, third), strict=True):
+    for killed, resumed in zip(undone, (second, third), strict=True):
         assert [r["completion_ids"] for r in killed] == [r["completion_ids"] for r in resumed]
         change = column(killed, "old") - column(resumed, "old")
         assert change.abs().max() < 1e-4  # sums of rows in the order they returned
@@ -109,8 +109,8 @@ def test_a_killed_run_steps_as_the_reference_loop(tmp_path: Path) -> None:
     steps = -RATE * gradients / (gradients.abs() + 1e-8)  # AdamW's first
     clear = gradients.abs() > 1e-5
     assert clear.float().mean() > 0.5
-    got = torch.cat([up.flatten() for up in trained])
-    torch.testing.assert_close(got[clear], steps[clear], atol=RATE / 100, rtol=0)
+    actual = torch.cat([up.flatten() for up in trained])
+    torch.testing.assert_close(actual[clear], steps[clear], atol=RATE / 100, rtol=0)
 
     # What is kept is an adapter with its chat template, of the policy after the last step.
     last = policy_of(checkpoints / "global_step_3", tmp_path / "three")

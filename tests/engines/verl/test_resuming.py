@@ -44,14 +44,14 @@ def test_inspo_learns_on_two_ranks_though_it_is_killed(tmp_path: Path) -> None:
     kill_once(process, lambda: any(row["step"] == 3 for row in rows(metrics_file)))
     third = rollouts(run, 3)
     assert len(third) == 8 * 4
-    before = {row["id"] for row in events(run, "instruction_born")}
+    ids_before = {row["id"] for row in events(run, "instruction_born")}
 
     printed = cotune("resume", run)
 
     assert [row["from_step"] for row in events(run, "resumed")] == [2]
     assert rollouts(run, 3) == third
     born = events(run, "instruction_born")
-    assert {row["id"] for row in born if row["step"] <= 3} == before
+    assert {row["id"] for row in born if row["step"] <= 3} == ids_before
     assert any(row["origin"] == "reflection" for row in born)
     assert events(run, "instruction_pruned")
     for step in STEPS:

@@ -24,14 +24,14 @@ PLACES = {"b_0_0": 2, "a_1_0": 1, "b_1_0": 3, "a_0_0": 0}
 
 def results() -> dict[str, SessionResult]:
     """Results as TransferQueue brings them."""
-    sent = [replace(t, assignment=without_columns(t.assignment)) for t in TRAJECTORIES]
-    return decode(encode({key: SessionResult(sent[place]) for key, place in PLACES.items()}))
+    stripped = [replace(t, assignment=without_columns(t.assignment)) for t in TRAJECTORIES]
+    return decode(encode({key: SessionResult(stripped[place]) for key, place in PLACES.items()}))
 
 
 def test_rollouts_are_in_the_order_of_their_assignments() -> None:
-    came = in_order(results(), PLACES, ASSIGNMENTS)
-    assert came == TRAJECTORIES
-    assert all(rollout.task.columns == COLUMNS for rollout in came)
+    rollouts = in_order(results(), PLACES, ASSIGNMENTS)
+    assert rollouts == TRAJECTORIES
+    assert all(rollout.task.columns == COLUMNS for rollout in rollouts)
 
 
 def test_a_missing_rollout_is_an_error() -> None:

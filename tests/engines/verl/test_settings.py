@@ -15,7 +15,7 @@ from cotune.policy.policy_files import policy_path
 from tests.engines.verl.runs import GEO, run_file
 
 
-def made(changed: dict[str, Any] | None = None, **training: Any) -> Any:
+def make_config(changed: dict[str, Any] | None = None, **training: Any) -> Any:
     raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5}
     raw |= changed or {}
     shared = {"engine": "verl", "mini_batches": 1}
@@ -27,18 +27,18 @@ def made(changed: dict[str, Any] | None = None, **training: Any) -> Any:
 
 def test_the_type_of_the_weights() -> None:
     parts = ("actor", "ref")
-    verls = made().actor_rollout_ref
-    assert [verls[part].fsdp_config.model_dtype for part in parts] == ["fp32", "fp32"]
+    default = make_config().actor_rollout_ref
+    assert [default[part].fsdp_config.model_dtype for part in parts] == ["fp32", "fp32"]
     half = {"policy": {"path": "bundled:geo", "dtype": "bfloat16"}}
-    ours = made(half).actor_rollout_ref
-    assert [ours[part].fsdp_config.model_dtype for part in parts] == ["bf16", "bf16"]
+    bfloat16 = make_config(half).actor_rollout_ref
+    assert [bfloat16[part].fsdp_config.model_dtype for part in parts] == ["bf16", "bf16"]
     key = "actor_rollout_ref.actor.fsdp_config.model_dtype"
-    asked = made(half, engine_args={key: "fp32"}).actor_rollout_ref
-    assert [asked[part].fsdp_config.model_dtype for part in parts] == ["fp32", "bf16"]
+    overridden = make_config(half, engine_args={key: "fp32"}).actor_rollout_ref
+    assert [overridden[part].fsdp_config.model_dtype for part in parts] == ["fp32", "bf16"]
 
 
 def test_each_field_lands_where_verl_reads_it() -> None:
-    found = made(
+    config = make_config(
         {"logging": {"report_to": ["tensorboard"]}},
         steps=7,
         questions_per_step=8,
@@ -53,10 +53,10 @@ def test_each_field_lands_where_verl_reads_it() -> None:
         temperature=0.7,
         save_every=3,
     )
-    actor, rollout = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     lands = {
-        "steps": (found.trainer.total_training_steps, 7),
-        "questions_per_step": (found.data.train_batch_size, 8),
+        "steps": (config.trainer.total_training_steps, 7),
+        "questions_per_step": (config.data.train_batch_size, 8),
         "group_size": (rollout.n, 4),
         "mini_batches": (actor.ppo_mini_batch_size, 4),  # questions, not rollouts
         "micro_batch_size": (actor.ppo_micro_batch_size_per_gpu, 4),
@@ -69,31 +69,31 @@ def test_each_field_lands_where_verl_reads_it() -> None:
         "kl is on": (actor.use_kl_loss, True),
         "clip": ((actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high), (0.1, 0.1, 0.1)),
         "temperature": (rollout.temperature, 0.7),
-        "save_every": (found.trainer.save_freq, 3),
+        "save_every": (config.trainer.save_freq, 3),
         "seed": (rollout.seed, 5),
-        "name": (found.trainer.experiment_name, "tried"),
-        "report_to": (list(found.trainer.logger), ["tensorboard"]),
-        "prompt_tokens": (found.data.max_prompt_length, 384),
-        "trajectory_tokens": (found.data.max_response_length, 640),
-        "policy": (found.actor_rollout_ref.model.path, policy_path("bundled:geo")),
-        "output": (found.trainer.default_local_dir, "/runs/tried/checkpoints"),
-        "GPUs": (found.trainer.n_gpus_per_node, 2),
+        "name": (config.trainer.experiment_name, "tried"),
+        "report_to": (list(config.trainer.logger), ["tensorboard"]),
+        "prompt_tokens": (config.data.max_prompt_length, 384),
+        "trajectory_tokens": (config.data.max_response_length, 640),
+        "policy": (config.actor_rollout_ref.model.path, policy_path("bundled:geo")),
+        "output": (config.trainer.default_local_dir, "/runs/tried/checkpoints"),
+        "GPUs": (config.trainer.n_gpus_per_node, 2),
         "resuming": (
-            (found.trainer.resume_mode, found.trainer.resume_from_path),
+            (config.trainer.resume_mode, config.trainer.resume_from_path),
             ("disable", None),
         ),
         "loss": (actor.loss_agg_mode, "seq-mean-token-mean"),
-        "advantages": (found.algorithm.adv_estimator, "cotune_grpo"),
-        "order": (found.data.shuffle, False),
+        "advantages": (config.algorithm.adv_estimator, "cotune_grpo"),
+        "order": (config.data.shuffle, False),
         # Of the prompt and response: what the rollout engine must hold.
         "context": (rollout.max_model_len, 384 + 640),
         "stop strings": (rollout.skip_tokenizer_init, False),
         "mini-batches are drawn": ((actor.shuffle, actor.data_loader_seed), (True, 5)),
         "as TRL": (actor.optim.weight_decay, 0.0),
         "entropy": (actor.entropy_coeff, 0),
-        "reward": (found.algorithm.use_kl_in_reward, False),
+        "reward": (config.algorithm.use_kl_in_reward, False),
     }
-    assert {name: was for name, (was, _) in lands.items()} == {
+    assert {name: value for name, (value, _) in lands.items()} == {
         name: expected for name, (_, expected) in lands.items()
     }
 
@@ -103,37 +103,37 @@ def adapted(**options: Any) -> dict[str, Any]:
 
 
 def test_an_adapter_lands_where_verl_reads_it() -> None:
-    found = made(adapted(rank=4, alpha=8, target_modules=["q_proj", "v_proj"]))
-    model = found.actor_rollout_ref.model
+    config = make_config(adapted(rank=4, alpha=8, target_modules=["q_proj", "v_proj"]))
+    model = config.actor_rollout_ref.model
     assert (model.lora_rank, model.lora_alpha) == (4, 8)
     assert list(model.target_modules) == ["q_proj", "v_proj"]
-    assert found.actor_rollout_ref.rollout.load_format == "auto"
+    assert config.actor_rollout_ref.rollout.load_format == "auto"
     with pytest.raises(ConfigError, match=r"policy\.lora: veRL's megatron .* expected FSDP"):
-        made(adapted(), engine_args={"model_engine": "megatron"})
+        make_config(adapted(), engine_args={"model_engine": "megatron"})
 
 
 def test_off_is_off() -> None:
-    found = made(kl=0, save_every=0, schedule="constant", warmup=0.5)
-    actor = found.actor_rollout_ref.actor
+    config = make_config(kl=0, save_every=0, schedule="constant", warmup=0.5)
+    actor = config.actor_rollout_ref.actor
     assert not actor.use_kl_loss
-    assert found.trainer.save_freq == -1
+    assert config.trainer.save_freq == -1
     assert actor.optim.lr_warmup_steps == 0
-    assert found.trainer.test_freq == -1
-    assert not found.trainer.val_before_train
-    assert found.algorithm.rollout_correction.rollout_rs is None
-    assert not found.actor_rollout_ref.rollout.calculate_log_probs
+    assert config.trainer.test_freq == -1
+    assert not config.trainer.val_before_train
+    assert config.algorithm.rollout_correction.rollout_rs is None
+    assert not config.actor_rollout_ref.rollout.calculate_log_probs
 
 
 def test_a_constant_rate_may_be_warmed_up_to() -> None:
-    made_of = made(schedule="constant_with_warmup", warmup=0.5, steps=5)
-    optim = made_of.actor_rollout_ref.actor.optim
+    config = make_config(schedule="constant_with_warmup", warmup=0.5, steps=5)
+    optim = config.actor_rollout_ref.actor.optim
     assert (optim.lr_scheduler_type, optim.lr_warmup_steps) == ("constant", 3)
 
 
 @pytest.mark.parametrize("ratio", ["masked_signed", "original"])
 def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(ratio: str) -> None:
-    found = made({"strategy": {"kind": "p2o", "distillation": {"ratio": ratio}}})
-    assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+    config = make_config({"strategy": {"kind": "p2o", "distillation": {"ratio": ratio}}})
+    assert config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
 
 # ---- engine_args
@@ -142,7 +142,7 @@ UTILISATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "expected"),
+    ("args", "path", "expected"),
     [
         ({UTILISATION: 0.6}, UTILISATION, 0.6),
         ({"actor_rollout_ref": {"rollout": {"gpu_memory_utilization": 0.7}}}, UTILISATION, 0.7),
@@ -157,36 +157,36 @@ UTILISATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
         ({"model_engine": "megatron"}, "actor_rollout_ref.actor.strategy", "megatron"),
     ],
 )  # fmt: skip
-def test_engine_args_are_keys_of_verl(given: dict[str, Any], path: str, expected: object) -> None:
-    value = OmegaConf.select(made(engine_args=given), path)
+def test_engine_args_are_keys_of_verl(args: dict[str, Any], path: str, expected: object) -> None:
+    value = OmegaConf.select(make_config(engine_args=args), path)
     assert (list(value) if isinstance(expected, list) else value) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("args", "message"),
     [
         ({"trainer.n_gpus_per_nodes": 2}, "engine_args.trainer.n_gpus_per_nodes"),
         ({"trainer.of_my_own": 1}, "write +trainer.of_my_own"),
         ({"model_engine": "no-such"}, "training.engine_args"),
     ],
 )
-def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made(engine_args=given)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_engine_args_that_are_refused(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config(engine_args=args)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_rollout_engine_with_other_sampling_parameters_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout.name is sglang, .* expected vllm"):
-        made(engine_args={"actor_rollout_ref.rollout.name": "sglang"})
+        make_config(engine_args={"actor_rollout_ref.rollout.name": "sglang"})
 
 
 def test_a_context_shorter_than_an_episode_bounds_the_rollout_engine() -> None:
     config = parse_config(GEO | {"name": "tried", "output": "x", "training": {"engine": "verl"}
         | GEO["training"] | {"mini_batches": 1}}, "the test")  # fmt: skip
-    found = verl_config(config, Path("/x"), 1, 1000)
-    assert found.actor_rollout_ref.rollout.max_model_len == 1000
+    verl_keys = verl_config(config, Path("/x"), 1, 1000)
+    assert verl_keys.actor_rollout_ref.rollout.max_model_len == 1000
 
 
 def test_the_preflight_checks_it_without_importing_verl(tmp_path: Path) -> None:

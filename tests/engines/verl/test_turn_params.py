@@ -16,13 +16,13 @@ def test_no_other_token_ends_a_turn() -> None:
     model.generation_config.eos_token_id = list(range(vocabulary))
     request = SampleRequest(row=0, context_ids=(5, 6, 7), max_tokens=6)
 
-    def written(*end_ids: int) -> list[int]:
+    def generate(*end_ids: int) -> list[int]:
         params = turn_params(request, Sampling(temperature=0.0), frozenset(end_ids))
         return respond(model, tokenizer, request.context_ids, params, 6, torch.Generator())[0]
 
-    ids = written(vocabulary)  # an EOS that the policy never writes
+    ids = generate(vocabulary)  # an EOS that the policy never writes
     assert len(ids) == 6
-    assert written(ids[0]) == ids[:1]
+    assert generate(ids[0]) == ids[:1]
 
 
 def test_stop_strings_are_looked_for_in_all_that_is_written() -> None:

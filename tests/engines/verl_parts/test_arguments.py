@@ -75,9 +75,9 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
 def test_a_wrong_field_is_named(
     changed: dict[str, Any], training: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         Preflight(config(tmp_path, changed, **training)).require(machine_checks=())
-    assert str(caught.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 def test_a_run_file_for_verl_passes(tmp_path: Path) -> None:

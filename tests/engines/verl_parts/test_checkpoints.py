@@ -23,7 +23,7 @@ from tests.policy.test_adapters import OPTIONS, adapted, logits
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 
-def theirs(folder: Path, step: int) -> Path:
+def write_checkpoint(folder: Path, step: int) -> Path:
     """veRL's half of a checkpoint."""
     path = folder / f"global_step_{step}"
     (path / "actor").mkdir(parents=True)
@@ -32,7 +32,7 @@ def theirs(folder: Path, step: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("whole", "torn", "keep", "kept"),
+    ("pairs", "torn", "keep", "kept_steps"),
     [
         ((2, 4, 8, 10), (6,), 2, {8, 10}),
         # What is torn after the newest pair may still be written.
@@ -42,15 +42,15 @@ def theirs(folder: Path, step: int) -> Path:
     ],
 )
 def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(
-    whole: tuple[int, ...], torn: tuple[int, ...], keep: int, kept: set[int], tmp_path: Path
+    pairs: tuple[int, ...], torn: tuple[int, ...], keep: int, kept_steps: set[int], tmp_path: Path
 ) -> None:
-    for step in (*whole, *torn):
-        folder = theirs(tmp_path, step)
-        if step in whole:
+    for step in (*pairs, *torn):
+        folder = write_checkpoint(tmp_path, step)
+        if step in pairs:
             save_state(folder, {"batches": step})
     (tmp_path / "best").mkdir()
     keep_newest(tmp_path, keep)
-    expected = {"best", *(f"global_step_{step}" for step in kept)}
+    expected = {"best", *(f"global_step_{step}" for step in kept_steps)}
     assert {path.name for path in tmp_path.iterdir()} == expected
 
 
@@ -59,10 +59,10 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
 
     class Workers:
         def save_checkpoint(self, path: str, *_: Any, **__: Any) -> None:
-            whole = Path(path) / "huggingface"
-            whole.mkdir(parents=True)
-            (whole / "config.json").write_text("{}")
-            save_file({}, whole / "model.safetensors")
+            folder = Path(path) / "huggingface"
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text("{}")
+            save_file({}, folder / "model.safetensors")
             (Path(path) / "shard.pt").write_bytes(b"a piece")
 
     replicas = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda _: None)
@@ -70,9 +70,9 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
         checkpoint_manager=replicas, actor_rollout_wg=Workers(), global_steps=0
     )
     coordinator = SimpleNamespace(strategy=StaticStrategy("Do."))
-    config = SimpleNamespace(policy=PolicyConfig())
+    loaded_run = SimpleNamespace(config=SimpleNamespace(policy=PolicyConfig()))
     joint: Any = SimpleNamespace(
-        trainer=trainer, coordinator=coordinator, identity={}, worker=SimpleNamespace(config=config)
+        trainer=trainer, coordinator=coordinator, identity={}, loaded_run=loaded_run
     )
     best = VerlBest(tmp_path / "best", tiny_tokenizer(), tmp_path / "pieces")
     for step, score, plain, expected in (

@@ -52,12 +52,12 @@ def finish(
     run = Record.open(config.output) if Record.is_run(config.output) else None
     run = run or Record.create(config.output, dump_config(config))
     tasks = [Task(f"q{i}", f"Question {i}?", ("a",), s) for i, s in enumerate(strata)]
-    for when, found in (("after", rewards), ("plain", plain)):
-        if found is None:
+    for when, marks in (("after", rewards), ("plain", plain)):
+        if marks is None:
             continue
-        run.event("evaluated", 3, when=when, split="test", em=sum(found) / len(found), n=len(found))
+        run.event("evaluated", 3, when=when, split="test", em=sum(marks) / len(marks), n=len(marks))
         prompt = Prompt(instruction if when == "after" else "Initial.")
-        rows = [trajectory(t, r, prompt) for t, r in zip(tasks, found, strict=True)]
+        rows = [trajectory(t, r, prompt) for t, r in zip(tasks, marks, strict=True)]
         run.rollouts(3, f"evaluate_{when}", rows)
     arm = {
         "measure": "exact match", "policy_rollouts": dict(rollouts), "generated_tokens": 1000,
@@ -81,8 +81,8 @@ class Process:
         elif self._status is None:
             on_folder = self.words[0] in ("resume", "export", "evaluate")
             at = Path(self.words[1] if on_folder else self.words[-2])
-            given = Record.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
-            self._status = int(self._outcome(parse_config(given, str(at)), self.words) or 0)
+            raw = Record.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
+            self._status = int(self._outcome(parse_config(raw, str(at)), self.words) or 0)
         return self._status
 
     def terminate(self) -> None:
@@ -98,13 +98,13 @@ class Processes:
     Attributes:
         started: the arguments of every process, in order.
         gpus: the GPU that each was given.
-        made: the processes.
+        children: the processes.
     """
 
     def __init__(self, monkeypatch: Any, outcome: Any) -> None:
         self.started: list[tuple[str, ...]] = []
         self.gpus: list[str | None] = []
-        self.made: list[Process] = []
+        self.children: list[Process] = []
         self._outcome = outcome
         monkeypatch.setattr(chains, "start", self._start)
 
@@ -112,11 +112,11 @@ class Processes:
         self.started.append(tuple(words))
         self.gpus.append(gpu)
         log.write_text("a first line\nValueError: it broke\n")
-        self.made.append(Process(words, self._outcome))
-        return self.made[-1]
+        self.children.append(Process(words, self._outcome))
+        return self.children[-1]
 
 
-def shown(command: Callable[[Console], object]) -> str:
+def output_of(command: Callable[[Console], object]) -> str:
     """What a command prints on its console, of 200 columns."""
     out = io.StringIO()
     command(Console(file=out, width=200))

@@ -25,8 +25,8 @@ def _kill_the_command_at_step_2(run: Path) -> None:
     log = CheckpointCallback.on_log
     command = os.getpid()
 
-    def killing(self: Any, args: Any, state: Any, *rest: Any, **events: Any) -> None:
-        log(self, args, state, *rest, **events)
+    def killing(self: Any, args: Any, state: Any, *extra: Any, **events: Any) -> None:
+        log(self, args, state, *extra, **events)
         if state.global_step == 2 and run in Path(args.output_dir).parents:
             os.kill(command, signal.SIGKILL)
             time.sleep(60)

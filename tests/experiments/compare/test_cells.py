@@ -27,7 +27,7 @@ def run(cells: list[SuiteCell], at_once: int = 2) -> None:
     run_chains(cells, at_once, lambda: None, every=0.0)
 
 
-def finished(config: RunConfig, words: tuple[str, ...]) -> int:
+def finish_run(config: RunConfig, words: tuple[str, ...]) -> int:
     finish(config, REWARDS, {"train": 16, "evaluate": 4}, instruction=TEXT)
     return 0
 
@@ -35,7 +35,7 @@ def finished(config: RunConfig, words: tuple[str, ...]) -> int:
 def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_for(
     tmp_path: Path, start: Start
 ) -> None:
-    processes = start(finished)
+    processes = start(finish_run)
     run(cells_in(tmp_path, seeds=[1]))
     assert [words[0] for words in processes.started] == ["train"] * 2
     assert all(words[-1] == "--quiet" for words in processes.started)
@@ -44,7 +44,7 @@ def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_fo
     states: list[list[str]] = []
     run_chains(cells, 2, lambda: states.append([cell.state for cell in cells]), every=0.0)
     assert states[0] == ["running", "running", "done", "done", "waiting", "waiting"]
-    assert max(now.count("running") for now in states) == 2
+    assert max(snapshot.count("running") for snapshot in states) == 2
     assert set(states[-1]) == {"done"}
     seeds = [Path(words[1]).parent.name for words in processes.started]
     assert seeds == ["seed-0"] * 2 + ["seed-2"] * 2
@@ -55,14 +55,14 @@ def test_a_run_that_was_cut_off_is_resumed(
     was_finished: bool, tmp_path: Path, start: Start
 ) -> None:
     """Also one that was finished and then resumed: its summary.json is the first attempt's."""
-    first = cells_in(tmp_path)[0]
-    folder = first.folder / "train"
-    processes = start(finished)
+    cell = cells_in(tmp_path)[0]
+    folder = cell.folder / "train"
+    processes = start(finish_run)
     if was_finished:
-        run([first])
+        run([cell])
         Record.open(folder).cut_back(1)
     else:
-        Record.create(folder, dump_config(first.planned[0]))
+        Record.create(folder, dump_config(cell.planned[0]))
     processes.started.clear()
     run(cells_in(tmp_path))
     assert ("resume", str(folder), "--trust", "--quiet") in processes.started
@@ -72,74 +72,74 @@ def test_a_run_that_was_cut_off_is_resumed(
 def test_a_run_of_another_configuration_is_refused_and_left_alone(
     tmp_path: Path, start: Start
 ) -> None:
-    start(finished)
+    start(finish_run)
     run(cells_in(tmp_path))
-    kept = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
-    other = "train holds a run with another value of training.steps; restore the suite file"
-    with pytest.raises(ConfigError, match=other):
+    run_file = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
+    message = "train holds a run with another value of training.steps; restore the suite file"
+    with pytest.raises(ConfigError, match=message):
         cells_in(tmp_path, budget=48)
     assert {c.state for c in cells_in(tmp_path, set={"threads": 64})} == {"done"}
-    assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
+    assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == run_file
 
 
-@pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
+@pytest.mark.parametrize(("listed", "gpus"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
 def test_runs_are_spread_over_the_gpus_that_are_listed(
     listed: str,
-    given: set[str | None],
+    gpus: set[str | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     start: Start,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    processes = start(finished)
+    processes = start(finish_run)
     run(cells_in(tmp_path, seeds=[0, 1]))
-    assert set(processes.gpus[:2]) == set(processes.gpus) == given
+    assert set(processes.gpus[:2]) == set(processes.gpus) == gpus
 
 
-def scored(config: RunConfig, words: tuple[str, ...]) -> int:
+def finish_or_score(config: RunConfig, words: tuple[str, ...]) -> int:
     """A finished run, or its quadrants."""
     if words[0] != "evaluate":
         finish(config, REWARDS, {"train": 16}, instruction=TEXT, figures={"em_n": 4})
         return 0
     folder = Path(words[1])
-    first = value_of(words, "--since")
-    since = relative(Path(first), folder) if first else ""
+    origin = value_of(words, "--since")
+    since = relative(Path(origin), folder) if origin else ""
     quadrants(samples=int(value_of(words, "--samples") or 0), since=since).write(folder)
     return 0
 
 
 def test_the_last_stage_has_its_quadrants_scored_once(tmp_path: Path, start: Start) -> None:
     changes = {"methods": ["grpo", "prompt-before-rl"], "seeds": [0]}
-    processes = start(scored)
+    processes = start(finish_or_score)
     cells = cells_in(tmp_path, quadrant_samples=2, **changes)
     run(cells, at_once=1)
     assert {cell.state for cell in cells} == {"done"}
     out = tmp_path / "out"
-    first = str(out / "grpo/seed-0/train")
-    prompt, last = (str(out / f"prompt-before-rl/seed-0/{name}") for name in ("prompt", "train"))
+    grpo = str(out / "grpo/seed-0/train")
+    prompt, train = (str(out / f"prompt-before-rl/seed-0/{name}") for name in ("prompt", "train"))
     scoring = [words for words in processes.started if words[0] == "evaluate"]
     options = ("--trust", "--quadrants", "--samples", "2")
     assert scoring == [
-        ("evaluate", first, *options),
-        ("evaluate", last, *options, "--since", prompt),
+        ("evaluate", grpo, *options),
+        ("evaluate", train, *options, "--since", prompt),
     ]
 
-    def again(samples: int) -> list[str]:
+    def rerun(samples: int) -> list[str]:
         processes.started.clear()
         run(cells_in(tmp_path, quadrant_samples=samples, **changes), at_once=1)
         return [words[1] for words in processes.started]
 
-    assert again(2) == []
-    assert again(0) == []
-    assert again(3) == [first, last]
+    assert rerun(2) == []
+    assert rerun(0) == []
+    assert rerun(3) == [grpo, train]
 
 
 def test_processes_are_ended_where_the_suite_is(tmp_path: Path, start: Start) -> None:
-    processes = start(finished)
+    processes = start(finish_run)
 
     def stopped() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_chains(cells_in(tmp_path), 2, stopped, every=0.0)
-    assert [made.poll() for made in processes.made] == [-15, -15]
+    assert [child.poll() for child in processes.children] == [-15, -15]

@@ -16,7 +16,7 @@ from cotune.run.scores import wilson
 from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import ALL, HALF, Start, finish, suite_file, value_of
 from tests.experiments.evaluate.folders import quadrants
-from tests.experiments.report.pages import printed
+from tests.experiments.report.pages import console_text
 from tests.experiments.report.suite_pages import method, spread, summary
 
 PAID = {"train": 32, "verify": 8, "evaluate": 9}
@@ -39,7 +39,7 @@ Summary = Callable[..., tuple[dict[str, Any], dict[str, dict[str, Any]]]]
 def summary_of(tmp_path: Path, start: Start) -> Summary:
     """A suite's summary after its runs, and its rows by name."""
 
-    def summarised(
+    def summarise_runs(
         outcome: Any = good, **changes: Any
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         suite, base = load_suite(suite_file(tmp_path, **changes))
@@ -49,7 +49,7 @@ def summary_of(tmp_path: Path, start: Start) -> Summary:
         summary = summarise(suite, cells, "none").model_dump()
         return summary, {row["name"]: row for row in summary["methods"]}
 
-    return summarised
+    return summarise_runs
 
 
 def test_figures_are_means_over_seeds(summary_of: Summary) -> None:
@@ -83,14 +83,14 @@ def test_quadrants_are_means_over_seeds(summary_of: Summary) -> None:
             strata = tuple(f"{1 + i // 2} hop" for i in range(4))
             worse = {"trained_plain": {"greedy": (0.0,) * 4, "sampled": (0.25,) * 4}}
             rewards = {**quadrants().rewards, **(worse if folder.parent.name == "seed-1" else {})}
-            first = value_of(words, "--since")
-            since = relative(Path(first), Path(words[1])) if first else ""
+            origin = value_of(words, "--since")
+            since = relative(Path(origin), Path(words[1])) if origin else ""
             quadrants(rewards=rewards, since=since, strata=strata, rollouts=48).write(
                 Path(words[1])
             )
         else:
-            paid, figures = {"train": 36, "evaluate": 6}, {"em_n": 4}
-            finish(config, HALF, paid, instruction=VALID, figures=figures)
+            rollouts, figures = {"train": 36, "evaluate": 6}, {"em_n": 4}
+            finish(config, HALF, rollouts, instruction=VALID, figures=figures)
         return 0
 
     _, rows = summary_of(
@@ -132,23 +132,23 @@ def test_the_focus_is_what_is_scored(summary_of: Summary) -> None:
     assert "no test question has a stratum that begins with '9'" in rows["grpo"]["problem"]
 
 
-@pytest.mark.parametrize(("paid", "failing"), [(37, False), (43, False), (80, True)])
-def test_other_compute_is_refused(paid: int, failing: bool, summary_of: Summary) -> None:
+@pytest.mark.parametrize(("rollouts", "failing"), [(37, False), (43, False), (80, True)])
+def test_other_compute_is_refused(rollouts: int, failing: bool, summary_of: Summary) -> None:
     """Also of a method that failed at another seed."""
 
     def outcome(config: RunConfig, _: Any) -> int:
         inspo = config.strategy.kind == "inspo"
-        finish(config, ALL, {"train": paid if inspo else 40})
+        finish(config, ALL, {"train": rollouts if inspo else 40})
         return int(failing and inspo and config.seed)
 
     summary, rows = summary_of(outcome)
     row = rows["inspo"]
     assert row["status"] == ("failed" if failing else "unequal")
     assert row["problem"].endswith(
-        f"paid {paid} policy rollouts; its compute class 1x allows 38 to 42"
+        f"paid {rollouts} policy rollouts; its compute class 1x allows 38 to 42"
     )
     assert row["score"] is None
-    assert row["costs"]["rollouts"] == paid
+    assert row["costs"]["rollouts"] == rollouts
     assert rows["grpo"]["status"] == "ok"
     assert summary["verdict"].startswith("No comparison")
 
@@ -200,14 +200,14 @@ def test_staged_rows(summary_of: Summary) -> None:
     assert row["runs"]["0"] == ["prompt-after-rl/seed-0/train", "prompt-after-rl/seed-0/prompt"]
 
 
-def tables(told: dict[str, Any]) -> list[str]:
+def tables(raw: dict[str, Any]) -> list[str]:
     """A suite's tables as the console shows them."""
-    suite = SuiteSummary.model_validate(told)
-    return [printed(on_console(table)) for table in suite_tables(suite, brief=True).values()]
+    suite = SuiteSummary.model_validate(raw)
+    return [console_text(on_console(table)) for table in suite_tables(suite, brief=True).values()]
 
 
 def test_the_console_shows_scores_by_weights_and_instruction() -> None:
-    each = {
+    scores = {
         decoding: {"mean": mean, "interval": [0.0, 0.75]}
         for decoding, mean in (("greedy", 0.5), ("sampled", 0.25))
     }
@@ -216,8 +216,8 @@ def test_the_console_shows_scores_by_weights_and_instruction() -> None:
         "plain": {"mean": 0.5, "interval": [0.0, 1.0]},
         "prompted": {"mean": 0.125, "interval": [0.0, 1.0]},
     }
-    scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
-    frozen = method("gepa", "prompt", 0.5, quadrants=dict.fromkeys(names, each))
+    scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, scores), divergence=kl)
+    frozen = method("gepa", "prompt", 0.5, quadrants=dict.fromkeys(names, scores))
     text = tables(summary(scored, frozen, method("x", "ours", 0.5), quadrant_samples=4))[1]
     rows = [" ".join(line.replace("│", "").split()) for line in text.splitlines()]
     assert rows[0] == "Held-out exact match, greedy, below it avg@4"
@@ -230,20 +230,20 @@ def test_the_console_shows_scores_by_weights_and_instruction() -> None:
 
 def test_nothing_in_a_name_is_markup() -> None:
     evil = "[bold]a|b <b>*x*\x1b[31m\nc"
-    told = summary(method("m", "ours", 0.5, label=evil, status="failed", problem=evil),
-                   name=evil)  # fmt: skip
-    assert "[bold]a|b <b>*x*[31m c (baseline, failed)" in tables(told)[0]
+    raw = summary(method("m", "ours", 0.5, label=evil, status="failed", problem=evil),
+                  name=evil)  # fmt: skip
+    assert "[bold]a|b <b>*x*[31m c (baseline, failed)" in tables(raw)[0]
 
 
 def test_strata_and_costs_have_tables_of_their_own() -> None:
     strata = {f"{n} hops": 0.5 for n in range(5)}
     score = spread(0.5, 0.4, 0.6, strata)
-    told = summary(
+    raw = summary(
         method("static", "trained", 0.5, score=score),
         method("inspo", "ours", 0.5, score=score),
         strata=dict.fromkeys(strata, 10),
     )
-    result, by_stratum, costs = tables(told)
+    result, by_stratum, costs = tables(raw)
     assert "1 hops" not in result
     assert by_stratum.count("50.0") == 10
     row = next(line for line in costs.splitlines() if line.strip().startswith("inspo"))

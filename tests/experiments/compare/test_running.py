@@ -17,7 +17,7 @@ from cotune.policy.local_policy import load
 from cotune.run.json_files import read_jsonl
 from cotune.run.record import Record
 from cotune.run.run_dir import read_summary
-from tests.experiments.compare.folders import HALF, Start, finish, good, shown, suite_file
+from tests.experiments.compare.folders import HALF, Start, finish, good, output_of, suite_file
 from tests.forked import run_module
 from tests.helpers import is_locked
 from tests.policy.tiny import small_policy
@@ -26,40 +26,40 @@ FORKED_COMPARE = "tests.experiments.compare.forked_compare"
 
 
 def run(file: Path) -> str:
-    return shown(lambda console: compare(file, console))
+    return output_of(lambda console: compare(file, console))
 
 
 def test_summary_and_report_are_written(tmp_path: Path, start: Start) -> None:
     start(good)
-    told = run(suite_file(tmp_path, caption="Of two methods."))
-    assert "inspo, seed 0: train begins" in told
-    assert "inspo, seed 1: done (4 of 4)" in told
-    assert "INSPO" in told
-    assert "Of two methods." in told
+    out = run(suite_file(tmp_path, caption="Of two methods."))
+    assert "inspo, seed 0: train begins" in out
+    assert "inspo, seed 1: done (4 of 4)" in out
+    assert "INSPO" in out
+    assert "Of two methods." in out
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
-    assert summary["verdict"] in told.replace("\n", " ")
+    assert summary["verdict"] in out.replace("\n", " ")
     page = (tmp_path / "out/report.html").read_text()
     assert "GRPO" in page
     assert "Of two methods." in page
 
 
 @pytest.mark.parametrize(
-    ("paid", "status", "problem"),
+    ("rollouts", "status", "problem"),
     [
         (0, "failed", "INSPO: seed 0: failed: stage train, status 1: ValueError: it broke"),
         (80, "unequal", "INSPO: paid 80 policy rollouts; its compute class 1x allows 38 to 42"),
     ],
 )
 def test_a_failure_is_told_after_the_others_are_reported(
-    paid: int, status: str, problem: str, tmp_path: Path, start: Start
+    rollouts: int, status: str, problem: str, tmp_path: Path, start: Start
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
         if config.strategy.kind == "static":
             return good(config)
-        if paid:
-            finish(config, HALF, {"train": paid})
-        return int(not paid)
+        if rollouts:
+            finish(config, HALF, {"train": rollouts})
+        return int(not rollouts)
 
     start(outcome)
     with pytest.raises(ChainsFailed) as error:
@@ -156,18 +156,18 @@ def test_no_key_of_a_run_file_gets_into_the_folder(tmp_path: Path, start: Start)
 
 
 def test_two_do_not_work_on_one_folder(tmp_path: Path, start: Start) -> None:
-    said: list[str] = []
+    errors: list[str] = []
 
     def outcome(config: RunConfig, words: Any) -> int:
-        if not said:
+        if not errors:
             with pytest.raises(ConfigError) as error:
                 run(tmp_path / "suite.yaml")
-            said.append(str(error.value))
+            errors.append(str(error.value))
         return good(config)
 
     start(outcome)
     run(suite_file(tmp_path))
-    assert said == [
+    assert errors == [
         f"output: {tmp_path / 'out'} is being worked on by another cotune compare; wait for it, or "
         "stop it"
     ]
@@ -179,23 +179,23 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     short = {"limits.turns": 1, "limits.turn_tokens": 8}
     changes = {**steps, **short, "policy.path": small_policy()}
     file = suite_file(tmp_path, set=changes, seeds=[0], at_once=1)
-    first, running = (tmp_path / f"out/{name}/seed-0/train" for name in ("grpo", "inspo"))
+    finished, running = (tmp_path / f"out/{name}/seed-0/train" for name in ("grpo", "inspo"))
     killed = run_module(FORKED_COMPARE, file, running)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-    kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
+    mtimes = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     # The system ends the orphan, which also holds the suite's lock: it was forked.
     while any(map(is_locked, (running / "run.lock", tmp_path / "out/suite.lock"))):
         sleep(0.02)
     assert read_summary(running) is None
-    done = run_module(FORKED_COMPARE, file)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    resumed = run_module(FORKED_COMPARE, file)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert {path: path.stat().st_mtime_ns for path in mtimes} == mtimes
     events = read_jsonl(running / "events.jsonl")
     assert "resumed" in {event["kind"] for event in events}
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
-    paid = [row["costs"]["rollouts"] for row in summary["methods"]]
-    assert paid == [40, 38]  # no batch more for INSPO
+    rollouts = [row["costs"]["rollouts"] for row in summary["methods"]]
+    assert rollouts == [40, 38]  # no batch more for INSPO
 
 
 @pytest.mark.slow
@@ -204,8 +204,8 @@ def test_a_stage_after_an_adapter_starts_from_merged_weights(tmp_path: Path) -> 
     changes = {**short, "policy": {"path": small_policy(), "lora": {"rank": 2}}}
     rows = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl"}
     file = suite_file(tmp_path, set=changes, seeds=[0], budget=32, **rows)
-    done = run_module(FORKED_COMPARE, file)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = run_module(FORKED_COMPARE, file)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     trained = tmp_path / "out/prompt-after-rl/seed-0/train"
     searched = tmp_path / "out/prompt-after-rl/seed-0/prompt"
     start = Path(Record.open(searched).read_config()["policy"]["path"])

@@ -17,10 +17,10 @@ def row(folder: Path, entry: Any, **changes: Any) -> SuiteCell:
     return SuiteCell(suite, base, suite.methods[-1], 1)
 
 
-def left(paid: int) -> dict[str, Any]:
+def stage_summary(rollouts: int) -> dict[str, Any]:
     """What a finished stage leaves."""
     return {
-        "policy_rollouts": {"train": paid, "evaluate": 99},
+        "policy_rollouts": {"train": rollouts, "evaluate": 99},
         "best_instruction": "Found. <search> </search> <answer> </answer> <information> "
         "</information> <think> </think>",
     }
@@ -66,14 +66,14 @@ def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
 ) -> None:
     """By stage: p searches for an instruction by INSPO, frozen; s trains under it by GRPO."""
     staged = row(tmp_path, entry, budget=budget)
-    done = [left(13)] * 3
-    configs = [staged.config(i, done[:i]) for i in range(len(kinds))]
+    summaries = [stage_summary(13)] * 3
+    configs = [staged.config(i, summaries[:i]) for i in range(len(kinds))]
     assert "".join("p" if c.strategy.kind == "inspo" else "s" for c in configs) == kinds
     assert [c.training.frozen for c in configs] == [kind == "p" for kind in kinds]
     assert [c.training.rollout_budget for c in configs] == budgets
     for i, config in enumerate(configs):
-        before = staged.folder / staged.stages[i - 1] / "best"
-        policy = str(before) if "s" in kinds[:i] else "bundled:geo"
+        best = staged.folder / staged.stages[i - 1] / "best"
+        policy = str(best) if "s" in kinds[:i] else "bundled:geo"
         assert config.policy.path == policy
         assert (config.instruction.text or "").startswith("Found.") == ("p" in kinds[:i])
     assert len(set(staged.stages)) == len(kinds)
@@ -81,12 +81,12 @@ def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
 
 def test_a_later_stage_sees_other_questions_and_keeps_the_role(tmp_path: Path) -> None:
     changes = {"set": {"instruction": {"role": "system"}}, "seed_fields": ["environment.seed"]}
-    one = row(tmp_path, "w-p-w", budget=80, **changes)
-    configs = [one.config(i, [left(20)] * i) for i in range(3)]
+    cell = row(tmp_path, "w-p-w", budget=80, **changes)
+    configs = [cell.config(i, [stage_summary(20)] * i) for i in range(3)]
     assert len({config.seed for config in configs}) == 3
-    other = SuiteCell(one.suite, one.base, one.entry, 2)
-    others = [other.config(i, [left(10)] * i) for i in range(3)]
-    assert len({pooled_by(c, 1) for c in configs} & {pooled_by(c, 2) for c in others}) == 3
+    other_seed = SuiteCell(cell.suite, cell.base, cell.entry, 2)
+    other_configs = [other_seed.config(i, [stage_summary(10)] * i) for i in range(3)]
+    assert len({pooled_by(c, 1) for c in configs} & {pooled_by(c, 2) for c in other_configs}) == 3
     assert {c.environment.seed for c in configs} == {1}  # pyright: ignore[reportAttributeAccessIssue]
     assert (configs[2].instruction.text or "").startswith("Found.")
     assert configs[2].instruction.role == "system"

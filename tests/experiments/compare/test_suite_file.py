@@ -64,9 +64,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, case: str) -> None:
-    changes, said = WRONG[case]
+    changes, message = WRONG[case]
     file = suite_file(tmp_path, **changes)
-    with raises_line(match=said):
+    with raises_line(match=message):
         cells_of(*load_suite(file))
 
 

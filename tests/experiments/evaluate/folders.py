@@ -33,7 +33,7 @@ def short(**changes: Any) -> dict[str, Any]:
     return {**GEO, **small, **changes}
 
 
-def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str = "") -> RunConfig:
+def write_run(folder: Path, changes: dict[str, Any], instruction: str, hint: str = "") -> RunConfig:
     """A run folder whose best policy is the bundled one."""
     config = parse_config(tiny(folder, changes), "the test")
     run = Record.create(folder, dump_config(config))
@@ -53,7 +53,7 @@ def quadrants(**changes: Any) -> Quadrants:
         "trained_plain": (0.0, 0.0, 1.0, 1.0),
         "trained_prompted": (1.0, 1.0, 1.0, 1.0),
     }
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "split": "test", "measure": "exact match", "samples": 2, "temperature": 1.0,
         "initial": "Do.", "best": "Do it.", "trained": True,
         "questions": ("a", "b", "c", "d"), "strata": ("", "", "", ""),
@@ -66,4 +66,4 @@ def quadrants(**changes: Any) -> Quadrants:
             "prompted": ((1.0, 2), (2.0, 4), (0.5, 1), (0.5, 1)),
         },
     }  # fmt: skip
-    return Quadrants(**given | changes)
+    return Quadrants(**fields | changes)

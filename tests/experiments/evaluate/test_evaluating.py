@@ -17,26 +17,26 @@ from cotune.experiments.evaluate.evaluation import figures_of
 from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.command_line import Command, Refused
-from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished, short
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, short, write_run
 from tests.export.finished import files
 from tests.run_files import environment_of
 
 
 @pytest.fixture(scope="module")
 def geo(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return finished(tmp_path_factory.mktemp("geo") / "run", GEO, BETTER)
+    return write_run(tmp_path_factory.mktemp("geo") / "run", GEO, BETTER)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """Where no reward is looked for."""
-    return finished(tmp_path_factory.mktemp("small") / "run", short(), BETTER)
+    return write_run(tmp_path_factory.mktemp("small") / "run", short(), BETTER)
 
 
 @pytest.fixture(scope="module")
 def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     hint = "Work through it in written columns and carry what is over."
-    return finished(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
+    return write_run(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
 
 
 Evaluate = Callable[..., dict[str, Any]]
@@ -46,12 +46,12 @@ Evaluate = Callable[..., dict[str, Any]]
 def evaluate(run_command: Command) -> Evaluate:
     """The JSON that the command prints, and nothing else."""
 
-    def printed(config: RunConfig, *arguments: object) -> dict[str, Any]:
+    def evaluate_as_json(config: RunConfig, *arguments: object) -> dict[str, Any]:
         ended = run_command("evaluate", config.output, "--json", *arguments)
         assert ended.status == 0, ended.err
         return json.loads(ended.out)
 
-    return printed
+    return evaluate_as_json
 
 
 def figures(result: dict[str, Any], column: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -59,12 +59,12 @@ def figures(result: dict[str, Any], column: str) -> dict[tuple[str, str], dict[s
 
 
 def test_greedy_alone_on_the_runs_own_questions(geo: RunConfig, evaluate: Evaluate) -> None:
-    before = files(geo.output)
-    found = evaluate(geo)
-    assert files(geo.output) == before
-    assert [c["name"] for c in found["columns"]] == ["best", "initial"]
-    assert [c["instruction"] for c in found["columns"]] == [BETTER, SEARCH]
-    (result,) = found["sets"]
+    files_before = files(geo.output)
+    evaluation = evaluate(geo)
+    assert files(geo.output) == files_before
+    assert [c["name"] for c in evaluation["columns"]] == ["best", "initial"]
+    assert [c["instruction"] for c in evaluation["columns"]] == [BETTER, SEARCH]
+    (result,) = evaluation["sets"]
     assert (result["name"], result["n"], result["samples"]) == ("test", 6, 0)
     best, initial = figures(result, "best"), figures(result, "initial")
     assert list(best) == [("reward", "greedy")]
@@ -80,9 +80,9 @@ def test_greedy_alone_on_the_runs_own_questions(geo: RunConfig, evaluate: Evalua
 
 def test_sampled_beside_greedy(small: RunConfig, evaluate: Evaluate) -> None:
     arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3)
-    found = evaluate(small, *arguments)
-    assert (found["schema_version"], found["temperature"]) == (1, 0.7)
-    (result,) = found["sets"]
+    evaluation = evaluate(small, *arguments)
+    assert (evaluation["schema_version"], evaluation["temperature"]) == (1, 0.7)
+    (result,) = evaluation["sets"]
     best = figures(result, "best")
     assert list(best) == [("reward", name) for name in ("greedy", "avg@3", "pass@3")]
     assert best["reward", "avg@3"]["mean"] <= best["reward", "pass@3"]["mean"]
@@ -111,13 +111,13 @@ def test_a_qa_benchmark_with_the_runs_search_engine(
     geo: RunConfig, evaluate: Evaluate, tmp_path: Path
 ) -> None:
     file = search_r1_file(geo, tmp_path / "test.parquet")
-    found = evaluate(geo, "--benchmark", f"hotpotqa={file}", "--split", "test")
-    own, benchmark = found["sets"]
-    assert (own["name"], benchmark["name"], benchmark["source"]) == ("test", "hotpotqa", str(file))
+    evaluation = evaluate(geo, "--benchmark", f"hotpotqa={file}", "--split", "test")
+    test, benchmark = evaluation["sets"]
+    assert (test["name"], benchmark["name"], benchmark["source"]) == ("test", "hotpotqa", str(file))
     exact = figures(benchmark, "best")["reward", "greedy"]
-    assert exact["mean"] == figures(own, "best")["reward", "greedy"]["mean"] > 0
+    assert exact["mean"] == figures(test, "best")["reward", "greedy"]["mean"] > 0
     assert list(figures(benchmark, "best")) == [("reward", "greedy"), ("f1", "greedy")]
-    assert list(figures(own, "best")) == [("reward", "greedy")]
+    assert list(figures(test, "best")) == [("reward", "greedy")]
 
 
 def test_a_math_benchmark_by_boxed_answers(
@@ -130,12 +130,12 @@ def test_a_math_benchmark_by_boxed_answers(
     ]  # fmt: skip
     file = tmp_path / "aime.parquet"
     parquet.write_table(pa.Table.from_pylist(rows), file)
-    found = evaluate(arithmetic, "--benchmark", f"aime24={file}", "--split", "test")
-    assert [c["name"] for c in found["columns"]] == ["best", "initial", "hinted"]
-    own, benchmark = found["sets"]
+    evaluation = evaluate(arithmetic, "--benchmark", f"aime24={file}", "--split", "test")
+    assert [c["name"] for c in evaluation["columns"]] == ["best", "initial", "hinted"]
+    test, benchmark = evaluation["sets"]
     for column in ("best", "initial", "hinted"):
         boxed = figures(benchmark, column)["reward", "greedy"]
-        assert boxed["mean"] == figures(own, column)["reward", "greedy"]["mean"] > 0
+        assert boxed["mean"] == figures(test, column)["reward", "greedy"]["mean"] > 0
 
 
 def test_words_in_a_box_are_compared_as_words(
@@ -156,7 +156,7 @@ def test_words_in_a_box_are_compared_as_words(
 
 
 def test_an_unfinished_run_is_told(tmp_path: Path, run_command: Command) -> None:
-    config = finished(tmp_path / "run", short(), BETTER)
+    config = write_run(tmp_path / "run", short(), BETTER)
     (tmp_path / "run" / "summary.json").unlink()
     assert "The run is not finished" in run_command("evaluate", config.output, "--limit", 1).out
 
@@ -168,11 +168,11 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(
-    geo: RunConfig, arguments: Sequence[str], said: str, refused: Refused
+    geo: RunConfig, arguments: Sequence[str], message: str, refused: Refused
 ) -> None:
-    assert said in refused("evaluate", geo.output, *arguments)
+    assert message in refused("evaluate", geo.output, *arguments)
 
 
 def test_prompts_too_long_are_refused_before_any_rollout(
@@ -200,11 +200,11 @@ def test_a_split_without_questions_and_an_environment_that_takes_no_others(
     class OnlyItsOwn(SingleTurnEnvironment):
         takes_any_tasks = False
 
-    for own in (object(), OnlyItsOwn({"train": []}, "")):
+    for world in (object(), OnlyItsOwn({"train": []}, "")):
         with pytest.raises(
             ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"
         ):
-            question_sets(geo, cast("Any", own), EvaluationOptions(benchmarks=[f"nq={file}"]))
+            question_sets(geo, cast("Any", world), EvaluationOptions(benchmarks=[f"nq={file}"]))
 
 
 def test_intervals_count_questions_and_not_samples() -> None:
@@ -214,9 +214,9 @@ def test_intervals_count_questions_and_not_samples() -> None:
 
 def test_figures_by_hand() -> None:
     values = {"greedy": [[1.0], [0.5], [0.0]]}
-    (found,) = figures_of("best", "f1", "F1", values, ["b", "a", "b"])
-    assert (found.mean, found.n) == (pytest.approx(0.5), 3)
-    assert list(found.by_stratum.items()) == [
+    (figure,) = figures_of("best", "f1", "F1", values, ["b", "a", "b"])
+    assert (figure.mean, figure.n) == (pytest.approx(0.5), 3)
+    assert list(figure.by_stratum.items()) == [
         ("a", {"mean": 0.5, "n": 1}),
         ("b", {"mean": 0.5, "n": 2}),
     ]

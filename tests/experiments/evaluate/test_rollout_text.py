@@ -30,17 +30,17 @@ def trajectory(text: str, mask: str, prompt: str = "?", **fields: object) -> Tra
 
 
 def test_a_rollout_is_labelled_and_coloured_by_who_trains_on_its_tokens() -> None:
-    shown = rollout_text(trajectory("abXYc", "11001", "user: Do. (or not) q?"), CharacterCodec())
-    assert shown.plain == "user: Do. (or not) q?\n[policy] ab\n[masked] XY\n[policy] c"
-    assert [(shown.plain[s.start : s.end], s.style) for s in shown.spans] == [
+    text = rollout_text(trajectory("abXYc", "11001", "user: Do. (or not) q?"), CharacterCodec())
+    assert text.plain == "user: Do. (or not) q?\n[policy] ab\n[masked] XY\n[policy] c"
+    assert [(text.plain[s.start : s.end], s.style) for s in text.spans] == [
         ("Do. (or not)", INSTRUCTION),
         ("ab", OWN),
         ("XY", OBSERVED),
         ("c", OWN),
     ]
     # Nothing acts on a terminal.
-    shown = rollout_text(trajectory("a\x1b[31mb", "1" * 7, "\x1b[2J[red]q[/]"), CharacterCodec())
-    assert shown.plain == "[2J[red]q[/]\n[policy] a[31mb"
+    text = rollout_text(trajectory("a\x1b[31mb", "1" * 7, "\x1b[2J[red]q[/]"), CharacterCodec())
+    assert text.plain == "[2J[red]q[/]\n[policy] a[31mb"
 
 
 def test_the_outcome_says_reward_end_answer_and_errors() -> None:

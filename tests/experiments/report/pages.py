@@ -102,16 +102,16 @@ def rollout(
     hint: str = "",
     question: str = "Which?",
 ) -> Trajectory:
-    told = Prompt("Search, then answer.")
-    sampled = replace(told, hint=hint)
+    trained = Prompt("Search, then answer.")
+    sampled = replace(trained, hint=hint)
     return Trajectory(
-        Assignment(Task(f"q{group}", question, ("b",), "easy"), sampled, told, "i0", group),
+        Assignment(Task(f"q{group}", question, ("b",), "easy"), sampled, trained, "i0", group),
         (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED, "b", reward,
     )  # fmt: skip
 
 
-def printed(thing: Any) -> str:
+def console_text(table: Any) -> str:
     """Return a table as the console shows it, 160 columns wide."""
     console = Console(file=io.StringIO(), width=160)
-    console.print(thing)
+    console.print(table)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -36,10 +36,10 @@ def stage(path: Path, steps: int, scores: tuple[float, float], *, verify: bool =
 
 def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, Any]:
     """A method's entry of summary.json with plausible numbers; `more` replaces some."""
-    known = mean is not None
-    by_stratum = dict(zip(STRATA, (0.98, mean, mean), strict=True)) if known else {}
-    by_seed = more.get("by_seed", {"0": mean, "1": mean} if known else {})
-    if known:
+    has_mean = mean is not None
+    by_stratum = dict(zip(STRATA, (0.98, mean, mean), strict=True)) if has_mean else {}
+    by_seed = more.get("by_seed", {"0": mean, "1": mean} if has_mean else {})
+    if has_mean:
         more = {
             "score": spread(mean, max(0.0, mean - 0.05), min(1.0, mean + 0.03), by_stratum),
             "gain": spread(mean - 0.33, mean - 0.39, mean - 0.27),
@@ -62,7 +62,7 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
     Without a row named "search-r1" the first method is the baseline.
     """
-    names = [str(each["name"]) for each in methods]
+    names = [str(row["name"]) for row in methods]
     baseline = "search-r1" if "search-r1" in names else names[0]
     alone = {"gain": None}
     return {
@@ -73,7 +73,7 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         "seeds": [0, 1], "budget": 3120, "measure": "exact match",
         "strata": dict.fromkeys(STRATA, 100), "n": 300, "environment": "geo",
         "policy": "bundled:geo", "llm": "offline rules", "verdict": "INSPO beat Search-R1.",
-        "created": 1795276637.5, "methods": [{**each, **(alone if each["name"] == baseline else {})} for each in methods],
+        "created": 1795276637.5, "methods": [{**row, **(alone if row["name"] == baseline else {})} for row in methods],
     } | more  # fmt: skip
 
 

@@ -13,11 +13,11 @@ def test_ticks_are_round_and_cover_the_range() -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_ticks_always_cover(low: float, span: float) -> None:
-    found = ticks(low, low + span)
-    step = found[1] - found[0]
-    assert 2 <= len(found) <= 8
-    assert found[0] <= low + step * 1e-6
-    assert found[-1] >= low + span - step * 1e-6
+    values = ticks(low, low + span)
+    step = values[1] - values[0]
+    assert 2 <= len(values) <= 8
+    assert values[0] <= low + step * 1e-6
+    assert values[-1] >= low + span - step * 1e-6
 
 
 def test_long_lines_are_averaged() -> None:

@@ -11,7 +11,7 @@ from tests.methods.p2o.hint_fakes import Policy, evolve, fresh_hint
 from tests.scripted import Author
 
 
-def mixed(n: int, prompt: str) -> str:
+def mixed_replies(n: int, prompt: str) -> str:
     """Return valid hints, an answer of the questions, an error of the endpoint, in turn."""
     if n % 4 == 2:
         return "```\nThe answer is <b>secret3</b>.\n```"
@@ -23,17 +23,17 @@ def mixed(n: int, prompt: str) -> str:
 def test_the_page_tells_what_the_hints_went_through(tmp_path: Path) -> None:
     """A phase with failures, then too few hard questions."""
     run = Record.create(tmp_path / "p2o", {"name": "arithmetic", "strategy": {"kind": "p2o"}})
-    evolve(Policy(), Author(mixed), lambda kind, /, **fields: run.event(kind, 5, **fields))
+    evolve(Policy(), Author(mixed_replies), lambda kind, /, **fields: run.event(kind, 5, **fields))
     run.metrics(5, {"reward_mean": 0.5, "p2o/hard": 20})
     run.event("notice", 9, text="3 hard questions, hard_set_min_count is 4: no hints are evolved")
 
     [phase] = hint_phases(run.read_events())
-    [ended] = phase["hint_phase_ended"]
+    [end] = phase["hint_phase_ended"]
     assert phase["hint_accepted"] == [
         event for event in run.read_events() if event["kind"] == "hint_accepted"
     ]
-    assert len(phase["proposal_failed"]) == ended["asked"] - ended["proposed"]
-    assert len(phase["hint_rejected"]) == ended["proposed"] - ended["valid"] > 0
+    assert len(phase["proposal_failed"]) == end["asked"] - end["proposed"]
+    assert len(phase["hint_rejected"]) == end["proposed"] - end["valid"] > 0
     words = check(write_report(run.path)).words
     for text in (
         "Hard questions",
@@ -48,7 +48,7 @@ def test_the_page_tells_what_the_hints_went_through(tmp_path: Path) -> None:
         assert text in words, text
     assert words.count("× LLMError") == 1
     assert "Instructions" not in words
-    assert words.count("in cover") == len(ended["covering_texts"]) > 0
+    assert words.count("in cover") == len(end["covering_texts"]) > 0
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:

@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> Record:
 
 
 @pytest.fixture
-def groups(run: Record) -> Record:
+def grouped_run(run: Record) -> Record:
     """Steps 1 and 10: a failed group, an even one, an uneven one, a solved one; hints at 1."""
 
     def store(step: int, hinted: bool) -> None:
@@ -34,9 +34,9 @@ def groups(run: Record) -> Record:
     return run
 
 
-def test_mixed_groups_come_first(groups: Record) -> None:
-    shown = some_groups(groups)
-    assert [(g.step, g.rollouts[0]["task"]["question"], g.mixed) for g in shown] == [
+def test_mixed_groups_come_first(grouped_run: Record) -> None:
+    groups = some_groups(grouped_run)
+    assert [(g.step, g.rollouts[0]["task"]["question"], g.mixed) for g in groups] == [
         (10, "step 10 group 1?", True),
         (10, "step 10 group 2?", True),
         (10, "step 10 group 0?", False),
@@ -44,8 +44,8 @@ def test_mixed_groups_come_first(groups: Record) -> None:
         (1, "step 1 group 2?", True),
         (1, "step 1 group 0?", False),
     ]
-    assert shown[1].rewards == [0, 0, 0, 1]
-    assert [row["reward"] for row in shown[0].rollouts] == [0, 0, 1, 1]
+    assert groups[1].rewards == [0, 0, 0, 1]
+    assert [row["reward"] for row in groups[0].rollouts] == [0, 0, 1, 1]
 
 
 def test_of_a_large_group_both_ends_are_shown(run: Record) -> None:
@@ -57,9 +57,9 @@ def test_of_a_large_group_both_ends_are_shown(run: Record) -> None:
     assert "16, 8 of them shown" in page.words
 
 
-def test_the_page_shows_groups_by_author(groups: Record) -> None:
-    words = check(write_report(groups.path)).words
-    html = groups.report_path.read_text(encoding="utf-8")
+def test_the_page_shows_groups_by_author(grouped_run: Record) -> None:
+    words = check(write_report(grouped_run.path)).words
+    html = grouped_run.report_path.read_text(encoding="utf-8")
     assert html.count("<article>") == 6 * 4
     assert html.count("<details open>") == 1
     for text in ("0.50 below the mean", "0.25 below the mean", "0.75 above the mean",
@@ -82,9 +82,9 @@ def test_long_rollouts_and_questions_are_cut_and_say_so(run: Record) -> None:
 
 def test_what_went_wrong_in_a_turn_is_said(run: Record) -> None:
     turns = (Turn("<search> </search>", "\nempty\n", "invalid", "empty query"), Turn("?", "", ""))
-    said = replace(rollout(0.0, turns), feedback="brief: Too long.")
-    run.rollouts(1, "train", [said, rollout(1.0)])
-    run.rollouts(1, "evaluate_after", [said])
+    trajectory = replace(rollout(0.0, turns), feedback="brief: Too long.")
+    run.rollouts(1, "train", [trajectory, rollout(1.0)])
+    run.rollouts(1, "evaluate_after", [trajectory])
     words = check(write_report(run.path)).words
     assert "turn 1 · invalid empty query" in words
     assert words.count("Feedback: brief: Too long.") == 1

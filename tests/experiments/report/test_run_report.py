@@ -23,13 +23,13 @@ from tests.experiments.report.pages import check, rollout
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
-def evaluated(run: Record, step: int, em: float, when: str) -> None:
+def evaluation(run: Record, step: int, em: float, when: str) -> None:
     strata = {"1 hop": [min(1.0, em + 0.2), 100], "2 hops": [em, 100]}
     run.event("evaluated", step, split="validation", prompt="best", instruction_id="i0",
               em=em, by_stratum=strata, n=300, when=when, trained=step)  # fmt: skip
 
 
-def born(run: Record, step: int, name: str, text: str, parent: str | None, **fields: Any) -> None:
+def birth(run: Record, step: int, name: str, text: str, parent: str | None, **fields: Any) -> None:
     origin = "rewrite" if parent else "initial"
     run.event("instruction_born", step, id=name, text=text, parent=parent, born=step,
               **{"origin": origin, "critique": "", **fields})  # fmt: skip
@@ -38,10 +38,10 @@ def born(run: Record, step: int, name: str, text: str, parent: str | None, **fie
 def train(run: Record, steps: int) -> None:
     """Records what a run of `steps` steps would; the best of its instructions is i3."""
     run.begin_attempt(None)
-    born(run, 0, "i0", PLAIN, None)
+    birth(run, 0, "i0", PLAIN, None)
     for i in (1, 2, 3):
-        born(run, 0, f"i{i}", f"{PLAIN} Remedy {i}.", "i0")
-    evaluated(run, 0, 0.21, "before")
+        birth(run, 0, f"i{i}", f"{PLAIN} Remedy {i}.", "i0")
+    evaluation(run, 0, 0.21, "before")
     for step in range(1, steps + 1):
         if step % 20 == 0:
             evolution(run, step, f"i{3 + step // 20}")
@@ -57,15 +57,15 @@ def train(run: Record, steps: int) -> None:
             step, {"reward_mean": step / steps, "entropy": 1.2, "zero_advantage_share": 0.3}
         )
         if step % 10 == 0:
-            evaluated(run, step, 0.2 + 0.42 * step / steps, "during")
+            evaluation(run, step, 0.2 + 0.42 * step / steps, "during")
     run.rollouts(steps, "evaluate", [rollout(float(i % 2), group=i) for i in range(60)])
 
 
 def evolution(run: Record, step: int, name: str) -> None:
     """A phase in which a new instruction takes one sentence out of i3, and puts two in."""
     text = "Answer the question step by step. Remedy 3. Be brief."
-    born(run, step, name, text, "i3", origin="reflection", score=0.52, parent_score=0.41,
-         critique="It searched the whole question.")  # fmt: skip
+    birth(run, step, name, text, "i3", origin="reflection", score=0.52, parent_score=0.41,
+          critique="It searched the whole question.")  # fmt: skip
     run.event("instruction_rejected", step, text=f"{text} Be kind.", parent="i3",
               origin="reflection", reason="not better than its parent", score=0.3,
               parent_score=0.41)  # fmt: skip
@@ -84,7 +84,7 @@ def run(tmp_path: Path) -> Record:
 
 def test_the_page_covers_the_run(run: Record) -> None:
     train(run, 60)
-    evaluated(run, 60, 0.62, "after")
+    evaluation(run, 60, 0.62, "after")
     run.count("evaluate", 1800, 0)
     run.write_summary({"name": "geo", "llm": "offline rules"})
     path = write_report(run.path)
@@ -148,7 +148,7 @@ def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
     words = check(write_report(run.path)).words
     assert "up to step 0" in words
     assert "No held-out result yet." in words
-    evaluated(run, 0, 0.25, "before")
+    evaluation(run, 0, 0.25, "before")
     assert "was 25.0_% before training." in check(write_report(run.path)).words
     run.event("notice", 1, text="cut \ud83d")
     assert "cut" in check(write_report(run.path)).words
@@ -226,10 +226,10 @@ def test_no_text_of_a_model_becomes_markup_or_template(
     assert "<script" not in html.lower()
     assert "<!--" not in html
     assert "</style>" not in html[html.index("</style>") + 8 :]
-    shown = {int(n) for n in re.findall(r"@(\d+)@", html)}
-    assert shown == set(range(next(places))), "a field of the test is not in the page"
+    numbers = {int(n) for n in re.findall(r"@(\d+)@", html)}
+    assert numbers == set(range(next(places))), "a field of the test is not in the page"
     texts = "".join(page.text)
-    assert texts.count("{{ 7*7 }}") == texts.count("<script>alert(1)</script>") >= len(shown)
+    assert texts.count("{{ 7*7 }}") == texts.count("<script>alert(1)</script>") >= len(numbers)
     assert "<!--[31m" in texts
     assert "@ 49" not in texts
     assert ">49" not in texts

@@ -15,9 +15,9 @@ from tests.experiments.report.suite_pages import build_suite, method, spread, st
 class Page:
     """The page of a suite, checked; its words, rows and links."""
 
-    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, raw: dict[str, Any]) -> None:
         folder.mkdir(exist_ok=True)
-        path = write_suite_report(folder, SuiteSummary.model_validate(told))
+        path = write_suite_report(folder, SuiteSummary.model_validate(raw))
         checked = check(path)
         self.html = path.read_text(encoding="utf-8")
         self.words = checked.words
@@ -61,7 +61,7 @@ def test_the_page_says_what_was_run_and_what_came_of_it(suite: Page) -> None:
 
 def test_gains_are_coloured_and_methods_without_a_sound_result_say_why(tmp_path: Path) -> None:
     """A gain has a colour where its interval excludes zero."""
-    found = Page(tmp_path, summary(
+    page = Page(tmp_path, summary(
         method("search-r1", "trained", 0.5),
         method("better", "ours", 0.9, gain=spread(0.4, 0.1, 0.6), before=spread(0.125, 0.0, 0.25)),
         method("worse", "ours", 0.1, gain=spread(-0.4, -0.6, -0.1)),
@@ -71,15 +71,15 @@ def test_gains_are_coloured_and_methods_without_a_sound_result_say_why(tmp_path:
         method("inspo", "prompt", 0.9, status="unfinished", problem="seed 1 is at step 4",
                by_seed={"0": 0.9}, gain=None),
     ))  # fmt: skip
-    assert [found.html.count(f'<b class="{css}">') for css in ("up", "down")] == [1, 1]
-    assert found.row("better")[-3:] == ["12.5_%", "33.0_% 27–38", "1x 3_088"]
-    assert found.row("search-r1 baseline")[-3] == "–"
-    head = found.words[: found.words.index("Result")]
+    assert [page.html.count(f'<b class="{css}">') for css in ("up", "down")] == [1, 1]
+    assert page.row("better")[-3:] == ["12.5_%", "33.0_% 27–38", "1x 3_088"]
+    assert page.row("search-r1 baseline")[-3] == "–"
+    head = page.words[: page.words.index("Result")]
     for line in ("3 of 7 methods have no complete or comparable result.", "gepa (failed): seed 1: no LLM answered",
                  "dapo (unequal compute): paid 3,900 of 3,120", "inspo (unfinished): seed 1 is at step 4"):  # fmt: skip
         assert line in head
-    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "1x –"]
-    assert found.row("inspo unfinished")[2] == "90.0 –"
+    assert page.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "1x –"]
+    assert page.row("inspo unfinished")[2] == "90.0 –"
 
 
 def curves_of(folder: Path, **runs: list[str]) -> list[list[Point]]:
@@ -93,9 +93,9 @@ def test_rollouts_count_training_and_verification_and_stages_are_laid_end_to_end
     stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
     stage(tmp_path / "b", 2, (0.5, 0.9))
     (curve,) = curves_of(tmp_path, s0=["a", "b"])
-    paid = 8 * 96 + 48
+    rollouts = 8 * 96 + 48
     steps = [96 * step for step in range(1, 8)]
-    assert [x for x, _ in curve] == [*steps, paid, paid + 96, paid + 2 * 96]
+    assert [x for x, _ in curve] == [*steps, rollouts, rollouts + 96, rollouts + 2 * 96]
 
 
 def test_charts_show_each_method_against_the_baseline_on_one_scale(suite: Page) -> None:
@@ -107,17 +107,17 @@ def test_charts_show_each_method_against_the_baseline_on_one_scale(suite: Page) 
 
 
 def test_missing_and_broken_runs_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
-    told = build_suite(tmp_path)
+    raw = build_suite(tmp_path)
     (tmp_path / "inspo/seed-1/train/report.html").unlink()
     (tmp_path / "inspo/seed-0/train/costs.jsonl").write_text("no costs\n", encoding="utf-8")
     shutil.rmtree(tmp_path / "prompt-first/seed-0/train")
-    found = Page(tmp_path, told)
-    assert "./inspo/seed-0/train/report.html" in found.links
-    assert "./inspo/seed-1/train/report.html" not in found.links
-    assert all((tmp_path / link).is_file() for link in found.links)
-    assert "prompt-first/seed-0/train" in found.words
-    assert "costs.jsonl, line 1: not JSON" in found.words
-    assert "<title>INSPO</title>" in found.html  # of seed 1
+    page = Page(tmp_path, raw)
+    assert "./inspo/seed-0/train/report.html" in page.links
+    assert "./inspo/seed-1/train/report.html" not in page.links
+    assert all((tmp_path / link).is_file() for link in page.links)
+    assert "prompt-first/seed-0/train" in page.words
+    assert "costs.jsonl, line 1: not JSON" in page.words
+    assert "<title>INSPO</title>" in page.html  # of seed 1
 
 
 def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
@@ -126,18 +126,18 @@ def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     score = spread(0.3, 0.2, 0.4, {evil: 0.2, "b": 0.4})
     entry = method("search-r1", "ours", 0.3, label=evil, status="failed", problem=evil,
                    score=score, compute=evil, instruction=evil, runs={"0": ["r"]})  # fmt: skip
-    told = summary(entry, name=evil, caption=evil, verdict=evil, environment=evil,
-                   policy=evil, llm=evil, measure=evil, strata={evil: 3, "b": 2})  # fmt: skip
-    found = Page(tmp_path, told)
-    assert found.words.count("alert(1)") > 10
-    assert "{{ 7*7 }}" in found.words
-    assert "49" not in found.words
+    raw = summary(entry, name=evil, caption=evil, verdict=evil, environment=evil,
+                  policy=evil, llm=evil, measure=evil, strata={evil: 3, "b": 2})  # fmt: skip
+    page = Page(tmp_path, raw)
+    assert page.words.count("alert(1)") > 10
+    assert "{{ 7*7 }}" in page.words
+    assert "49" not in page.words
 
 
 def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
     only = method("inspo", "ours", 0.9, by_seed={"3": 0.9})
-    found = Page(tmp_path, summary(only, seeds=[3]))
-    assert len(found.row("inspo")) == 5
-    assert "95 % over questions, one seed, n" in found.words
-    assert "other seeds may lie outside" in found.words
-    assert "seeds and questions" not in found.words
+    page = Page(tmp_path, summary(only, seeds=[3]))
+    assert len(page.row("inspo")) == 5
+    assert "95 % over questions, one seed, n" in page.words
+    assert "other seeds may lie outside" in page.words
+    assert "seeds and questions" not in page.words

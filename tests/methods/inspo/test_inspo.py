@@ -44,7 +44,7 @@ REWRITES = reply(
 )
 
 
-def started(**changes: Any) -> Inspo:
+def with_population(**changes: Any) -> Inspo:
     """A strategy with its first population, i0 to i3."""
     strategy = inspo(**changes)
     run(strategy, ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), Events(), range(1, 2), [])
@@ -59,11 +59,11 @@ def members(events: Events) -> list[list[str]]:
 
 
 def test_initial_population_is_the_instruction_and_its_rewrites():
-    strategy: Strategy = (made := inspo())
+    strategy: Strategy = (concrete := inspo())
     events, llm = Events(), ScriptedLLM([REWRITES])
     (metrics,) = run(strategy, ScriptedRollout(decomposing), llm, events, range(1, 2), TASKS)
-    assert [i.id for i in made._lineage] == ["i0", "i1", "i2", "i3"]
-    assert [i.origin for i in made._lineage] == ["initial"] + ["rewrite"] * 3
+    assert [i.id for i in concrete._lineage] == ["i0", "i1", "i2", "i3"]
+    assert [i.origin for i in concrete._lineage] == ["initial"] + ["rewrite"] * 3
     born = events.of("instruction_born")
     assert born[1] | {"text": ""} == {
         "id": "i1", "text": "", "parent": "i0", "origin": "rewrite", "born": 0,
@@ -81,7 +81,7 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
     assert 0 < metrics["inspo/entropy"] <= 1.3863
     # What "best" goes by, which a reset of the weights leaves.
     assert best_id([{"kind": "population", "members": rows}]) == strategy.best_instruction_id()
-    assert [m["observed"] for m in rows] == [m.observed for m in made.population.members]
+    assert [m["observed"] for m in rows] == [m.observed for m in concrete.population.members]
     json.dumps(events.rows)
 
 
@@ -102,12 +102,12 @@ def test_rewrites_go_on_until_the_population_is_full_or_the_rounds_are_spent():
 
 
 def test_a_group_shares_its_draw_and_draws_are_keyed_by_step_and_group():
-    strategy = started()
+    strategy = with_population()
     rows = strategy.assign(make_tasks(40), 3, Progress(1, 0, 9))
     assert len(rows) == 120
-    drawn = [rows[i].instruction_id for i in range(0, 120, 3)]
-    assert [r.instruction_id for r in rows] == [d for d in drawn for _ in range(3)]
-    assert set(drawn) == {"i0", "i1", "i2", "i3"}
+    drawn_ids = [rows[i].instruction_id for i in range(0, 120, 3)]
+    assert [r.instruction_id for r in rows] == [d for d in drawn_ids for _ in range(3)]
+    assert set(drawn_ids) == {"i0", "i1", "i2", "i3"}
     assert rows == strategy.assign(make_tasks(40), 3, Progress(1, 0, 9))
     assert rows[:60] == strategy.assign(make_tasks(20), 3, Progress(1, 0, 9))
     assert rows != strategy.assign(make_tasks(40), 3, Progress(2, 0, 9))
@@ -122,12 +122,12 @@ def test_a_rollout_that_ended_in_an_environment_error_is_not_credited(change):
     )
     broken = replace(broken, **change)
     assert broken.trained_mask == (0,) * len(broken.mask)
-    found = dict(strategy.observe([solved, broken], Progress(1, 0, 9), Events()))
-    assert found["inspo/best_weight"] == 1.0
+    metrics = dict(strategy.observe([solved, broken], Progress(1, 0, 9), Events()))
+    assert metrics["inspo/best_weight"] == 1.0
 
 
 def test_mixed_groups_outlive_the_initial_instruction():
-    strategy = started(groups="mixed", target="initial", window=1)
+    strategy = with_population(groups="mixed", target="initial", window=1)
     rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
     assert {row.trained.instruction for row in rows} == {INITIAL}
     scores = [0.25 if row.instruction_id == "i0" else 0.5 for row in rows]
@@ -151,9 +151,9 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
     best = strategy.best_prompt()
     assert best.instruction != INITIAL
     for step in (9, 10):
-        before = len(events.rows)
+        start = len(events.rows)
         run(strategy, rollout, llm, events, range(step, step + 1), TASKS, total=10)
-        assert {kind for kind, _ in events.rows[before:]} == {"population"}
+        assert {kind for kind, _ in events.rows[start:]} == {"population"}
         rows = strategy.assign(TASKS, 4, Progress(step, 0, 10))
         assert {(r.sampled, r.trained, r.teacher) for r in rows} == {(best, Prompt(INITIAL), best)}
         assert {r.instruction_id for r in rows} == {strategy.best_instruction_id()}
@@ -169,12 +169,12 @@ def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
     events, rollout, llm = Events(), ScriptedRollout(decomposing), rules_llm(0)
     run(strategy, rollout, llm, events, range(1, 5), TASKS)
     batch = 4 * len(TASKS)
-    for left, taught in ((3 * batch, False), (3 * batch - 1, True), (batch, True)):
-        rows = strategy.assign(TASKS, 4, Progress(5, 0, 99, left))
+    for budget, taught in ((3 * batch, False), (3 * batch - 1, True), (batch, True)):
+        rows = strategy.assign(TASKS, 4, Progress(5, 0, 99, budget))
         assert any(r.teacher for r in rows) == taught
     # An evolution leaves enough for this batch and the last stage.
-    left = 3 * 3 * len(TASKS)
-    strategy.evolve_if_due(Progress(5, 0, 99, left + 4), rollout, llm, events)
+    budget = 3 * 3 * len(TASKS)
+    strategy.evolve_if_due(Progress(5, 0, 99, budget + 4), rollout, llm, events)
     assert events.of("evolution")[-1]["verified"] == 0
     assert not [purpose for purpose, _ in rollout.calls if purpose == "verify"]
 
@@ -186,9 +186,9 @@ def test_phases_run_first_thing_at_the_step_after_they_fall_due():
     strategy, events = inspo(), Events()
     rollout, llm = ScriptedRollout(decomposing), rules_llm(0)
     for step in range(1, 13):
-        before = len(events.rows)
+        start = len(events.rows)
         run(strategy, rollout, llm, events, range(step, step + 1), TASKS)
-        kinds = {kind for kind, _ in events.rows[before:]}
+        kinds = {kind for kind, _ in events.rows[start:]}
         assert ("evolution" in kinds) == (step in (5, 9)), step
         if step == 3:
             assert len(events.of("instruction_pruned")) == 2  # 4 -> 2
@@ -217,8 +217,8 @@ def test_ablations_by_option(changes, sizes):
     assert [len(ids) for ids in members(events)] == sizes
 
 
-def evolved(
-    llm: ScriptedLLM, start: float = 0.2, left: int | None = None, **changes: Any
+def evolve_once(
+    llm: ScriptedLLM, start: float = 0.2, budget: int | None = None, **changes: Any
 ) -> tuple[Inspo, Events]:
     """One run up to the first evolution; only "GOOD" instructions do better than `start`."""
     quality = {"GOOD": 1.0, "BAD": 0.0}
@@ -226,10 +226,10 @@ def evolved(
     def chance_of(text: str) -> float:
         return next((p for mark, p in quality.items() if mark in text), start)
 
-    made, events = inspo(population_size=3, prune_every=0, **changes), Events()
-    run(made, ScriptedRollout(chance_of), llm, events, range(1, 5), TASKS)
-    made.evolve_if_due(Progress(5, 0, 9, left), ScriptedRollout(chance_of), llm, events)
-    return made, events
+    strategy, events = inspo(population_size=3, prune_every=0, **changes), Events()
+    run(strategy, ScriptedRollout(chance_of), llm, events, range(1, 5), TASKS)
+    strategy.evolve_if_due(Progress(5, 0, 9, budget), ScriptedRollout(chance_of), llm, events)
+    return strategy, events
 
 
 TWO = reply("Be brief in what you write.", "Take as much time as needed.")
@@ -239,7 +239,7 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     llm = ScriptedLLM(
         [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
     )
-    made, events = evolved(llm, start=0.5)
+    strategy, events = evolve_once(llm, start=0.5)
     (rejected,) = events.of("instruction_rejected")
     assert rejected["reason"] == "below its parent"
     assert "BAD" in rejected["text"]
@@ -247,7 +247,7 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     assert rejected["parent_score"] > 0
     born = events.of("instruction_born")[-1]
     assert (born["origin"], born["born"], born["score"]) == ("reflection", 5, 1.0)
-    state = made.state_dict()["population"]["members"]
+    state = strategy.state_dict()["population"]["members"]
     assert [m["instruction"]["id"] for m in state] == [born["parent"], born["id"]]
     parent_weight = sum(state[0]["window"]) / len(state[0]["window"])
     assert state[1]["start"] == pytest.approx(parent_weight + 1.0 - born["parent_score"])
@@ -262,14 +262,14 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
 
 def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
     replies = [TWO, reply("Be BAD at all of this.", "Try to be GOOD in that."), *["none"] * 4]
-    _, plenty = evolved(ScriptedLLM(list(replies)), start=0.5)
+    _, plenty = evolve_once(ScriptedLLM(list(replies)), start=0.5)
     (evolution,) = plenty.of("evolution")
     batch, tasks = 3 * len(TASKS), len(TASKS) // 2  # the others are kept to be reflected on
-    most = (options().candidates + 1) * tasks  # every candidate that can come, and their parent
-    _, enough = evolved(ScriptedLLM(list(replies)), start=0.5, left=batch + most)
+    cost = (options().candidates + 1) * tasks  # every candidate that can come, and their parent
+    _, enough = evolve_once(ScriptedLLM(list(replies)), start=0.5, budget=batch + cost)
     assert enough.of("evolution")[0]["verified"] == evolution["verified"] > 0
     llm = ScriptedLLM(list(replies))
-    _, short = evolved(llm, start=0.5, left=batch + most - 1)
+    _, short = evolve_once(llm, start=0.5, budget=batch + cost - 1)
     assert short.of("evolution")[0]["verified"] == 0
     assert "too few rollouts are left to verify before step 5" in [
         event["text"] for event in short.of("notice")
@@ -279,19 +279,19 @@ def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
 
 def test_without_verification_newcomers_join_at_their_parents_weight():
     llm = ScriptedLLM([TWO, reply("Be BAD at all of this.", "Try to be GOOD in that.")])
-    made, events = evolved(llm, verification="none")
+    strategy, events = evolve_once(llm, verification="none")
     (evolution,) = events.of("evolution")
     assert (evolution["verified"], evolution["accepted"]) == (0, 2)
-    parent, *new = made.state_dict()["population"]["members"]
+    parent, *newcomers = strategy.state_dict()["population"]["members"]
     weight = sum(parent["window"]) / len(parent["window"])
-    assert [m["start"] for m in new] == [weight, weight]
+    assert [m["start"] for m in newcomers] == [weight, weight]
 
 
 def test_the_population_stays_where_nothing_is_accepted():
     llm = ScriptedLLM([TWO, *[reply("Be BAD at all of this.")] * 5])
-    made, events = evolved(llm, start=0.9)
+    strategy, events = evolve_once(llm, start=0.9)
     assert events.of("evolution")[0]["accepted"] == 0
-    assert len(made.state_dict()["population"]["members"]) == 3
+    assert len(strategy.state_dict()["population"]["members"]) == 3
     assert events.of("instruction_pruned") == []
     reasons = [e["reason"] for e in events.of("instruction_rejected")]
     # Tried once; what comes again costs no rollouts.
@@ -320,31 +320,31 @@ class Verified(ScriptedRollout):
         if purpose == "verify":
             ids = {row.instruction_id for row in assignments}
             tasks = {row.task.id for row in assignments}
-            shown = {f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", self.llm.prompts[-1])}
-            self.verified.append((ids, tasks, shown))
+            basis = {f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", self.llm.prompts[-1])}
+            self.verified.append((ids, tasks, basis))
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
 @pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
-    first, second = inspo(**changes), inspo(**changes, proposer=proposer)
+    strategy, resumed = inspo(**changes), inspo(**changes, proposer=proposer)
     events, llm = Events(), rules_author()
     policy = Verified(llm)
-    run(first, policy, llm, events, range(1, 8), make_tasks(40))
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    run(second, policy, llm, events, range(8, 14), make_tasks(40))
+    run(strategy, policy, llm, events, range(1, 8), make_tasks(40))
+    resumed.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
+    run(resumed, policy, llm, events, range(8, 14), make_tasks(40))
     born = {row["id"]: row for row in events.of("instruction_born")}
-    known = {identity: set(row["shown"]) for identity, row in born.items()}
-    assert any(len(shown) > 4 for shown in known.values())  # some have ancestors that were shown
+    sources = {identity: set(row["shown"]) for identity, row in born.items()}
+    assert any(len(basis) > 4 for basis in sources.values())  # some have ancestors that were shown
     assert any(row["origin"] == proposer for row in born.values())
     for identity, row in born.items():
-        assert known.get(row["parent"], set()) <= known[identity]
+        assert sources.get(row["parent"], set()) <= sources[identity]
     assert len(policy.verified) > 3
-    for ids, questions, shown in policy.verified:
-        (parent,) = ids & known.keys()
+    for ids, questions, basis in policy.verified:
+        (parent,) = ids & sources.keys()
         assert len(questions) == 6
-        assert not questions & (known[parent] | shown)
+        assert not questions & (sources[parent] | basis)
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -364,7 +364,7 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
     policy = Verified(llm)
     run(strategy, policy, llm, events, range(1, 8), make_tasks(count))
     assert bool(policy.verified) == (count > 1)
-    assert all(questions and not questions & shown for _, questions, shown in policy.verified)
+    assert all(questions and not questions & basis for _, questions, basis in policy.verified)
     notices = [event["text"] for event in events.of("notice")]
     # A single question is reflected on or verified on, never both.
     assert any("no experience to learn from" in text for text in notices) == (count == 1)
@@ -383,8 +383,8 @@ def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stag
     policy = ScriptedRollout(decomposing)
     with pytest.raises(EvolutionError, match="connection refused"):
         run(strategy, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
-    other = inspo(distil_steps=4)
-    run(other, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
+    strategy = inspo(distil_steps=4)
+    run(strategy, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
 
 
 # ---- state, options

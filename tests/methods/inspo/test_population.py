@@ -11,10 +11,10 @@ from cotune.types import Instruction
 
 
 def population(*weights: float, window: int = 3, temperature: float = 0.2) -> Population:
-    made = Population(window, temperature)
+    pool = Population(window, temperature)
     for i, weight in enumerate(weights):
-        made.add(made.new_member(Instruction(f"i{i}", f"text {i}"), weight))
-    return made
+        pool.add(pool.new_member(Instruction(f"i{i}", f"text {i}"), weight))
+    return pool
 
 
 def test_selection_probabilities_by_hand():
@@ -27,10 +27,10 @@ def test_selection_probabilities_by_hand():
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=9), st.floats(0.01, 5), st.floats(-9, 9))
 def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperature, shift):
-    got = population(*weights, temperature=temperature).probabilities()
+    chances = population(*weights, temperature=temperature).probabilities()
     moved = population(*(w + shift for w in weights), temperature=temperature).probabilities()
-    assert math.fsum(got) == pytest.approx(1.0)
-    assert moved == pytest.approx(got, abs=1e-6)
+    assert math.fsum(chances) == pytest.approx(1.0)
+    assert moved == pytest.approx(chances, abs=1e-6)
 
 
 def test_window_holds_observed_steps_only():
@@ -63,9 +63,9 @@ def test_prune(weights: tuple[float, ...], parents: int, dropped: str):
 
 def test_draw_is_keyed_and_follows_the_probabilities():
     p = population(0.4, 0.2, 0.0)
-    drawn = [p.draw(f"seed/1/{g}").id for g in range(4000)]
-    assert drawn == [p.draw(f"seed/1/{g}").id for g in range(4000)]
-    shares = [drawn.count(f"i{i}") / 4000 for i in range(3)]
+    draws = [p.draw(f"seed/1/{g}").id for g in range(4000)]
+    assert draws == [p.draw(f"seed/1/{g}").id for g in range(4000)]
+    shares = [draws.count(f"i{i}") / 4000 for i in range(3)]
     assert shares == pytest.approx([0.665, 0.245, 0.090], abs=0.03)
 
 
@@ -87,11 +87,11 @@ def test_the_best_names_its_evidence_and_those_that_cannot_be_told_from_it():
     assert settled is not None
     assert (best.instruction.id, best.weight) == ("i0", pytest.approx(0.6))
     assert (best.steps, best.rollouts, best.too_close) == (2, 4, True)
-    assert [one.id for one in best.rivals] == ["i3", "i1"]
+    assert [rival.id for rival in best.rivals] == ["i3", "i1"]
     assert best.runner_up == best.rivals[0]
     assert settled.instruction.id == "i1"
     assert settled.weight == pytest.approx(0.5)
-    assert [one.id for one in settled.rivals] == ["i0", "i3"]
+    assert [rival.id for rival in settled.rivals] == ["i0", "i3"]
 
 
 @pytest.mark.parametrize(

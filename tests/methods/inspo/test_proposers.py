@@ -36,12 +36,12 @@ def test_reflection_prompt_holds_parent_examples_and_form():
     assert "<think> </think> <search> </search>" in prompt
     # Failures under other instructions are told apart.
     other = replace(failure("theirs"), instruction_id="i1")
-    foreign = "wrong when it was given other prompts"
-    assert foreign not in prompt
-    mine, theirs = reflection_prompt(INITIAL, [failure("mine"), other], 6).split(foreign)
-    assert "An agent that was given this prompt still gets" in mine
-    assert "Response: mine" in mine
-    assert "Response: theirs" in theirs
+    heading = "wrong when it was given other prompts"
+    assert heading not in prompt
+    parent_part, other_part = reflection_prompt(INITIAL, [failure("mine"), other], 6).split(heading)
+    assert "An agent that was given this prompt still gets" in parent_part
+    assert "Response: mine" in parent_part
+    assert "Response: theirs" in other_part
     assert "was given this prompt" not in reflection_prompt(INITIAL, [other], 6)
 
 
@@ -141,7 +141,7 @@ def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -
     return account
 
 
-ASKED = Request("p", "parent")
+REQUEST = Request("p", "parent")
 
 
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
@@ -153,7 +153,7 @@ def phases(replies: list[Any], optional: bool = False) -> Events:
     llm.optional = optional  # pyright: ignore[reportAttributeAccessIssue]
     for _ in replies:
         account = account_of(llm, events, account)
-        account.ask(ASKED)
+        account.ask(REQUEST)
         account.end_phase()
     return events
 
@@ -188,7 +188,7 @@ def test_failed_phases_that_a_run_survives(
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():
     reply = "".join(f"<ins_{i}>candidate {i}</ins_{i}>" for i in range(1, 10))
-    drafts = account_of(ScriptedLLM([reply]), Events()).ask(ASKED, 2)
+    drafts = account_of(ScriptedLLM([reply]), Events()).ask(REQUEST, 2)
     assert drafts is not None
     assert [draft.text for draft in drafts] == ["candidate 1", "candidate 2"]
 
@@ -209,7 +209,7 @@ def test_a_reply_that_was_cut_off_is_rejected():
     cut = Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
     events = Events()
     account = account_of(ScriptedLLM([cut]), events)
-    assert account.ask(ASKED) == []
+    assert account.ask(REQUEST) == []
     (failed,) = events.of("proposal_failed")
     assert failed["reason"] == "the reply was cut off at its token limit: raise llm.max_tokens"
     with pytest.raises(EvolutionError, match="cut off at its token limit"):
@@ -219,28 +219,28 @@ def test_a_reply_that_was_cut_off_is_rejected():
 def test_a_spent_budget_ends_proposals_and_the_run_only_if_none_was_of_use() -> None:
     events = Events()
     account = account_of(ScriptedLLM([GOOD]), events)
-    account.ask(ASKED)
+    account.ask(REQUEST)
     account.end_phase()
     broke = Author(raising(BudgetError("0.02 left, 0.05 needed")))
     for _ in range(4):
         account = account_of(broke, events, account)
-        assert account.ask(ASKED) is None
+        assert account.ask(REQUEST) is None
         account.end_phase()
     assert len(broke.prompts) == 4  # once a phase: the budget may have been raised
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}] * 4
     assert events.of("phase_failed") == []
     unaffordable = account_of(broke, Events())
-    unaffordable.ask(ASKED)
+    unaffordable.ask(REQUEST)
     with pytest.raises(EvolutionError, match=r"0\.02 left"):
         unaffordable.end_phase(last=True)
 
 
 def test_required_texts_that_are_no_tags_are_kept_and_the_rules_answer_the_same() -> None:
     parent = "Solve it in <answer> \\boxed{}. </answer>"
-    told = paraphrase_prompt(parent, 3, required=("<answer>", "</answer>", "\\boxed"))
+    prompt = paraphrase_prompt(parent, 3, required=("<answer>", "</answer>", "\\boxed"))
     line = "Keep these texts in every candidate, letter by letter: \\boxed\n"
-    assert told.count(line) == 1
+    assert prompt.count(line) == 1
     plain = paraphrase_prompt(parent, 3)
-    assert told.replace(line, "") == plain
-    assert candidates_asked(told) == 3
-    assert RulesLLM(1).complete(told).text == RulesLLM(1).complete(plain).text
+    assert prompt.replace(line, "") == plain
+    assert candidates_asked(prompt) == 3
+    assert RulesLLM(1).complete(prompt).text == RulesLLM(1).complete(plain).text

@@ -39,9 +39,9 @@ def chance(text: str) -> float:
 
 def writer(*sentences: str) -> Author:
     """An LLM whose replies depend on the prompt alone, so that a second attempt gets the same ones."""
-    first = reply("Take care of every word.", "Look twice at it.")
+    rewrites = reply("Take care of every word.", "Look twice at it.")
     later = reply(*(sentences or (*CHANCES, "Be calm, as always.")))
-    return Author(lambda n, prompt: first if "Improve the above prompt" in prompt else later)
+    return Author(lambda n, prompt: rewrites if "Improve the above prompt" in prompt else later)
 
 
 def options(**changes: Any) -> InspoOptions:
@@ -54,18 +54,18 @@ def inspo(**changes: Any) -> Inspo:
     return Inspo(options(**changes), Context(instruction=INITIAL, seed=1, tasks=TASKS))
 
 
-def contestant(name: str, *shown: str) -> Contestant:
-    candidate = Instruction(name, f"text {name}", "i0", "reflection", 3, "", shown)
+def contestant(name: str, *question_ids: str) -> Contestant:
+    candidate = Instruction(name, f"text {name}", "i0", "reflection", 3, "", question_ids)
     return Contestant(Population(5, 0.2).new_member(candidate), PARENT)
 
 
-def placed(task: Task, id: str, index: int) -> Assignment:
+def assign(task: Task, id: str, index: int) -> Assignment:
     prompt = Prompt(f"text {id}")
     return Assignment(task, prompt, prompt, id, index)
 
 
 def group(index: int, task: Task, id: str, rewards: Sequence[float]) -> list[Trajectory]:
-    return [make_trajectory(placed(task, id, index), r) for r in rewards]
+    return [make_trajectory(assign(task, id, index), r) for r in rewards]
 
 
 def test_a_trial_takes_half_of_the_groups_and_half_of_each() -> None:
@@ -74,8 +74,8 @@ def test_a_trial_takes_half_of_the_groups_and_half_of_each() -> None:
     assert not record.of("trial")
     progress = Progress(3, 0, 100)
     strategy.evolve_if_due(progress, rollout, writer(), record)
-    (begun,) = record.of("trial")
-    candidates = set(begun["candidates"])
+    (trial,) = record.of("trial")
+    candidates = set(trial["candidates"])
     assert len(candidates) == 2  # vacancies
     rows = strategy.assign(TASKS[:8], 5, progress)
     groups = [[a.instruction_id for a in rows if a.group == g] for g in range(8)]
@@ -93,8 +93,8 @@ def test_a_trial_takes_half_of_the_groups_and_half_of_each() -> None:
 def test_nobody_is_tried_on_a_question_that_its_authors_were_shown() -> None:
     trial = Trial([contestant("i5", "q0", "q1", "q2"), contestant("i6", "q3")], {})
     for key in map(str, range(20)):
-        for index, chosen in trial.draw_groups(TASKS[:4], key).items():
-            assert TASKS[index].id not in chosen.instruction.shown
+        for index, candidate in trial.draw_groups(TASKS[:4], key).items():
+            assert TASKS[index].id not in candidate.instruction.shown
     nobody = Trial([contestant("i5", *(task.id for task in TASKS))], {})
     assert nobody.draw_groups(TASKS, "0") == {}
     assert len(trial.draw_groups(TASKS[4:5], "0")) == 1  # a batch of one question makes progress
@@ -115,8 +115,8 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
     worse = [row for row in tried if "Never look anything up at all." in row["text"]]
     assert worse[0]["reason"] == "below its parent"
     assert worse[0]["score"] < worse[0]["parent_score"]
-    first, *_ = record.of("evolution")
-    assert (first["verified"], first["accepted"]) == (2, 1)
+    evolution, *_ = record.of("evolution")
+    assert (evolution["verified"], evolution["accepted"]) == (2, 1)
     # Only the parent stayed beside it, and what it did on trial is its weight.
     assert strategy.best().id == joined["id"]
     assert strategy.choice().rollouts >= 3 * 3
@@ -124,8 +124,8 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
 
 def test_while_a_trial_lasts_no_phase_follows_and_the_population_stands() -> None:
     strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
-    same = writer("Be calm, as always.")
-    metrics = run(strategy, ScriptedRollout(lambda _: 0.0), same, record, range(1, 12), TASKS[:4])
+    llm = writer("Be calm, as always.")
+    metrics = run(strategy, ScriptedRollout(lambda _: 0.0), llm, record, range(1, 12), TASKS[:4])
     assert len(record.of("trial")) == 1
     assert metrics[-1]["inspo/on_trial"] == 1.0
     assert metrics[-1]["inspo/population_size"] == 2.0
@@ -133,25 +133,25 @@ def test_while_a_trial_lasts_no_phase_follows_and_the_population_stands() -> Non
 
 @pytest.mark.parametrize(("reward", "verdict"), [(0.5, ""), (0.6, ""), (0.4, "below its parent")])
 def test_after_its_groups_the_mean_decides(reward: float, verdict: str) -> None:
-    one = contestant("i5")
-    trial = Trial([one], {})
+    child = contestant("i5")
+    trial = Trial([child], {})
     for index, task in enumerate(TASKS[:3]):
         parents = group(index, task, "i0", [0.0, 1.0])
         trial.observe(group(index, task, "i5", [reward] * 2) + parents, {"i5": [reward] * 2})
         assert trial.decide(4, ends=False) == []
-    assert trial.decide(3, ends=False) == [(one, verdict)]
+    assert trial.decide(3, ends=False) == [(child, verdict)]
     assert trial.contestants == []
-    assert Trial([one], {}).decide(9, ends=True) == [(one, "undecided after 3 groups")]
+    assert Trial([child], {}).decide(9, ends=True) == [(child, "undecided after 3 groups")]
 
 
 def test_a_group_that_compares_nothing_says_nothing() -> None:
-    one = contestant("i5")
-    lost = [make_trajectory(placed(TASKS[0], "i0", 0), 0.0, stop=StopReason.ENVIRONMENT_ERROR)]
-    one.observe(group(0, TASKS[0], "i5", [1.0]) + lost)  # the parent's half broke
-    one.observe(group(1, TASKS[1], "i0", [1.0, 0.0]))  # another's group
-    assert one.groups == []
-    one.observe(group(0, TASKS[0], "i5", [1.0, 0.0]) + group(0, TASKS[0], "i0", [0.0]) + lost)
-    assert one.groups == [(1.0, 0.0, 1.0)]  # one of each: equal halves
+    child = contestant("i5")
+    broken = [make_trajectory(assign(TASKS[0], "i0", 0), 0.0, stop=StopReason.ENVIRONMENT_ERROR)]
+    child.observe(group(0, TASKS[0], "i5", [1.0]) + broken)  # the parent's half broke
+    child.observe(group(1, TASKS[1], "i0", [1.0, 0.0]))  # another's group
+    assert child.groups == []
+    child.observe(group(0, TASKS[0], "i5", [1.0, 0.0]) + group(0, TASKS[0], "i0", [0.0]) + broken)
+    assert child.groups == [(1.0, 0.0, 1.0)]  # one of each: equal halves
 
 
 def test_evidence_by_hand() -> None:
@@ -166,14 +166,14 @@ def test_evidence_by_hand() -> None:
 def verdict_of(lead: float, seed: int, scale: float = 1.0) -> str | None:
     """The verdict on a contestant whose chances are higher by `lead`, of rewards of 0 and `scale`."""
     rng = random.Random(seed)
-    one = contestant("i5")
+    child = contestant("i5")
     for index, task in enumerate(TASKS):
         ease = rng.random() * 0.6
-        own, parents = (
+        rewards, parents = (
             [scale * (rng.random() < ease + more) for _ in range(4)] for more in (lead, 0.0)
         )
-        one.observe(group(index, task, "i5", own) + group(index, task, "i0", parents))
-        if (verdict := one.verdict(41)) is not None:
+        child.observe(group(index, task, "i5", rewards) + group(index, task, "i0", parents))
+        if (verdict := child.verdict(41)) is not None:
             return verdict
     return None
 

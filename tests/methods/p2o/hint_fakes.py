@@ -46,13 +46,13 @@ class Policy:
         assert purpose == "evolve"
         assert greedy
         self.calls.append(list(assignments))
-        return [self._one(a) for a in assignments]
+        return [self._rollout(a) for a in assignments]
 
-    def _one(self, assignment: Assignment) -> Trajectory:
+    def _rollout(self, assignment: Assignment) -> Trajectory:
         right = self.solves(assignment.task, assignment.sampled.hint)
         answer = assignment.task.answers[0] if right else "nothing"
-        made = make_trajectory(assignment, float(right), f"I say {answer}")
-        return replace(made, answer=answer)
+        trajectory = make_trajectory(assignment, float(right), f"I say {answer}")
+        return replace(trajectory, answer=answer)
 
     @property
     def evaluations(self) -> int:
@@ -69,19 +69,19 @@ def one_keyword_each(n: int, prompt: str) -> str:
 
 def leaking(n: int, prompt: str) -> str:
     """A hint with the answer of a question in the prompt."""
-    shown = re.search(r"Problem (\d+) of kind", prompt)
-    assert shown
-    return f"```\nAlways say secret{shown[1]}!\n```"
+    match = re.search(r"Problem (\d+) of kind", prompt)
+    assert match
+    return f"```\nAlways say secret{match[1]}!\n```"
 
 
 def evolve(
     policy: Policy, llm: LLM, record: Recorder | None = None, count: int = 20, **changes: Any
 ) -> tuple[HintPool, HintSearch]:
     options = replace(SMALL, **changes)
-    now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
+    evolution = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
     account = ProposalAccount("hint", read_fenced)
     hard = tasks_of_two_kinds(count)
-    search = HintSearch(hard, options, "Solve it.", "", "test", now, account, TextRules())
+    search = HintSearch(hard, options, "Solve it.", "", "test", evolution, account, TextRules())
     return search.run(1), search
 
 

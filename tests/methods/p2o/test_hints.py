@@ -63,11 +63,11 @@ def test_cover_by_hand(pool: HintPool, cover: list[int]):
 
 
 def test_dev_questions_get_only_hints_that_solved_them():
-    drawn = assign_hints(POOL, ["q0", "q2", "q3", "q4", "elsewhere"], 400, "key")
-    assert set(drawn["q0"]) == {"columns"}
-    assert set(drawn["q3"]) == {"units"}  # not "both few": it is not in the cover
+    draws = assign_hints(POOL, ["q0", "q2", "q3", "q4", "elsewhere"], 400, "key")
+    assert set(draws["q0"]) == {"columns"}
+    assert set(draws["q3"]) == {"units"}  # not "both few": it is not in the cover
     for either in ("q2", "q4", "elsewhere"):  # by both, by none, not of dev: all of the cover
-        count = Counter(drawn[either])
+        count = Counter(draws[either])
         assert set(count) == {"columns", "units"}
         assert 0.5 < count["columns"] / 400 < 0.7  # weights 0.6 and 0.4
 
@@ -82,27 +82,27 @@ def test_rewards_below_zero_give_weights_all_the_same():
         assert abs(count["h0"] / 400 - share) < 0.08
 
 
-def shown(*ids: Sequence[str]) -> HintPool:
+def pool_showing(*ids: Sequence[str]) -> HintPool:
     return replace(POOL, shown=tuple(map(tuple, ids)))
 
 
 def test_no_question_draws_a_hint_that_was_derived_from_it():
     # "columns" and "units" cover; "both few" solves two, too.
-    pool = shown("", ["t1", "t2", "t3"], ["t2", "t3"], ["t3"])
+    pool = pool_showing("", ["t1", "t2", "t3"], ["t2", "t3"], ["t3"])
     assert candidates(pool, ["t0", "t1", "t2", "t3"]) == {
         "t0": [1, 2],
         "t1": [2],
         "t2": [3],  # none of the cover is left
         "t3": [],
     }
-    drawn = assign_hints(pool, ["t0", "t1", "t2", "t3"], 400, "key")
-    assert {i: set(hints) for i, hints in drawn.items()} == {
+    draws = assign_hints(pool, ["t0", "t1", "t2", "t3"], 400, "key")
+    assert {i: set(hints) for i, hints in draws.items()} == {
         "t0": {"columns", "units"},
         "t1": {"units"},
         "t2": {"both few"},
     }
     # Nor does it cover it: "both few" now adds q0.
-    pool = shown("", ["q0", "q1", "q2"], [], [])
+    pool = pool_showing("", ["q0", "q1", "q2"], [], [])
     assert pool.solved(1) == frozenset()
     assert covering(pool) == [2, 3]
     assert candidates(pool, ["q0", "q1"]) == {"q0": [3], "q1": [2, 3]}
@@ -115,11 +115,11 @@ def test_no_question_draws_a_hint_that_was_derived_from_it():
 )
 def test_split_sizes(count: int, dev: int):
     tasks = make_tasks(count)
-    first, second = split(tasks, HintOptions().dev_size, "key")
-    assert (len(first), len(second)) == (dev, count - dev)
-    assert {t.id for t in (*first, *second)} == {t.id for t in tasks}
-    assert split(tasks[::-1], HintOptions().dev_size, "key") == (first, second)
-    assert count < 100 or split(tasks, HintOptions().dev_size, "other") != (first, second)
+    dev_tasks, train_tasks = split(tasks, HintOptions().dev_size, "key")
+    assert (len(dev_tasks), len(train_tasks)) == (dev, count - dev)
+    assert {t.id for t in (*dev_tasks, *train_tasks)} == {t.id for t in tasks}
+    assert split(tasks[::-1], HintOptions().dev_size, "key") == (dev_tasks, train_tasks)
+    assert count < 100 or split(tasks, HintOptions().dev_size, "other") != (dev_tasks, train_tasks)
 
 
 @given(
@@ -137,12 +137,12 @@ def test_split_sizes(count: int, dev: int):
 )
 def test_a_cover_covers_all_that_is_solved(rows: list[tuple[str, list[float], frozenset[str]]]):
     dev = tuple(f"q{j}" for j in range(len(rows[0][1])))
-    texts, scores, seen = zip(*rows, strict=True)
-    pool = HintPool(texts, dev, tuple(map(tuple, scores)), tuple(map(tuple, seen)))
+    texts, scores, basis = zip(*rows, strict=True)
+    pool = HintPool(texts, dev, tuple(map(tuple, scores)), tuple(map(tuple, basis)))
     cover = covering(pool)
     assert pool.solved_share(cover) == pool.solved_share(range(len(rows)))
     assert len(set(cover)) == len(cover)
-    assert not any(task_id in seen[h] for task_id, hs in candidates(pool, dev).items() for h in hs)
+    assert not any(task_id in basis[h] for task_id, hs in candidates(pool, dev).items() for h in hs)
 
 
 BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
@@ -187,8 +187,8 @@ def p2o() -> P2O:
 def next_pool(
     strategy: P2O, policy: Policy, llm: LLM, record: Events, step: int
 ) -> HintPool | None:
-    now = Evolution(Progress(step, 0, 9), policy, llm, record)
-    return strategy.next_pool(tasks_of_two_kinds(20), now)
+    evolution = Evolution(Progress(step, 0, 9), policy, llm, record)
+    return strategy.next_pool(tasks_of_two_kinds(20), evolution)
 
 
 def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
@@ -220,12 +220,12 @@ def test_single_turn_ends_with_the_llms_budget():
 def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
     task = Task("q", "What is 48 + 37?", ("85", "85.0"))
     prompt = Prompt("Solve it.")
-    made = make_trajectory(Assignment(task, prompt, prompt, "", 0), reward)
-    return replace(made, **{"answer": answer, **changes})
+    rollout = make_trajectory(Assignment(task, prompt, prompt, "", 0), reward)
+    return replace(rollout, **{"answer": answer, **changes})
 
 
 @pytest.mark.parametrize(
-    ("made", "said", "shown"),
+    ("sample", "text", "truth"),
     [
         (trajectory(1.0, "85"), "Correct.", ""),
         (trajectory(0.0, "75"), "Wrong: the final answer 75 is not correct.", " The correct answer is 85 or 85.0."),
@@ -243,16 +243,16 @@ def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
     ],
 )  # fmt: skip
 def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
-    made: Trajectory, said: str, shown: str
+    sample: Trajectory, text: str, truth: str
 ):
-    assert feedback(made, False) == said
-    assert feedback(made, True) == said + shown
-    task = replace(made.task, answers=())
-    unanswered = replace(made, assignment=replace(made.assignment, task=task))
-    assert feedback(unanswered, True) == said
+    assert feedback(sample, False) == text
+    assert feedback(sample, True) == text + truth
+    task = replace(sample.task, answers=())
+    unanswered = replace(sample, assignment=replace(sample.assignment, task=task))
+    assert feedback(unanswered, True) == text
     # What reward functions say follows.
     assert (
-        feedback(replace(made, feedback="exact: Off by 3."), False) == f"{said}\nexact: Off by 3."
+        feedback(replace(sample, feedback="exact: Off by 3."), False) == f"{text}\nexact: Off by 3."
     )
 
 
@@ -260,11 +260,11 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
 def test_prompts_hold_question_response_and_feedback(show_answers: bool):
     author = Author(one_keyword_each)
     evolve(Policy(), author, show_answers=show_answers)
-    first = author.prompts[0]
-    assert "Provide the new instructions within ``` blocks." in first
-    assert first.count("Wrong: the final answer nothing is not correct.") == 3
-    assert first.count("## Generated Outputs\nI say nothing") == 3
-    assert first.count("The correct answer is secret") == 3 * show_answers
+    first_prompt = author.prompts[0]
+    assert "Provide the new instructions within ``` blocks." in first_prompt
+    assert first_prompt.count("Wrong: the final answer nothing is not correct.") == 3
+    assert first_prompt.count("## Generated Outputs\nI say nothing") == 3
+    assert first_prompt.count("The correct answer is secret") == 3 * show_answers
     wrong_only = [p for p in author.prompts if "Correct." not in p]
     assert wrong_only
     assert any("secret" in prompt for prompt in wrong_only) == show_answers

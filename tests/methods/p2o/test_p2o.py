@@ -57,10 +57,10 @@ class Run:
         assert [a.group for a in assignments] == [
             g for g in range(len(tasks)) for _ in range(GROUP)
         ]
-        seen = [
+        trajectories = [
             make_trajectory(a, float(succeeds(a, i % GROUP))) for i, a in enumerate(assignments)
         ]
-        self.strategy.observe(seen, progress, self.events)
+        self.strategy.observe(trajectories, progress, self.events)
         return assignments
 
     def evolve(self, progress: Progress) -> dict[str, float]:
@@ -80,10 +80,10 @@ def p2o(seed: int = 1, **changes: Any) -> P2O:
 
 def hints(assignments: Sequence[Assignment]) -> dict[str, tuple[str, ...]]:
     """By task id: the hint of each rollout of its group."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_task: dict[str, tuple[str, ...]] = {}
     for a in assignments:
-        found[a.task.id] = (*found.get(a.task.id, ()), a.sampled.hint)
-    return found
+        by_task[a.task.id] = (*by_task.get(a.task.id, ()), a.sampled.hint)
+    return by_task
 
 
 def hinted_ids(assignments: Sequence[Assignment]) -> set[str]:
@@ -188,15 +188,15 @@ def test_state_round_trip_in_the_middle_changes_nothing(
 def test_the_first_epoch_is_plain_and_then_hard_questions_alone_see_hints():
     run = Run()
     strategy: Strategy = run.strategy
-    first = run.batch(0)
-    assert all(a.sampled == a.trained == PLAIN and a.instruction_id == "i0" for a in first)
+    first_epoch = run.batch(0)
+    assert all(a.sampled == a.trained == PLAIN and a.instruction_id == "i0" for a in first_epoch)
     assert run.events.rows == []
     assignments = run.batch(1)
     assert {(a.sampled.instruction, a.trained) for a in assignments} == {(INSTRUCTION, PLAIN)}
-    second = hints(assignments)
-    assert all(len(second[t.id]) == GROUP and all(second[t.id]) for t in HARD)
-    assert all(second[t.id] == ("",) * GROUP for t in EASY)
-    assert {hint for own in second.values() for hint in own} - {""} <= set(run.pool["texts"])
+    by_task = hints(assignments)
+    assert all(len(by_task[t.id]) == GROUP and all(by_task[t.id]) for t in HARD)
+    assert all(by_task[t.id] == ("",) * GROUP for t in EASY)
+    assert {hint for row in by_task.values() for hint in row} - {""} <= set(run.pool["texts"])
     assert strategy.best_prompt() == PLAIN
     assert strategy.best_instruction_id() == "i0"
 
@@ -215,9 +215,9 @@ def test_half_of_a_group_may_see_a_hint():
     run = Run(hinted_per_group="half")
     run.batch(0)
     assignments = run.batch(1)
-    got = hints(assignments)
-    assert {sum(map(bool, got[t.id])) for t in HARD} == {2}
-    assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
+    by_task = hints(assignments)
+    assert {sum(map(bool, by_task[t.id])) for t in HARD} == {2}
+    assert {sum(map(bool, by_task[t.id])) for t in EASY} == {0}
     assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
 
 
@@ -247,8 +247,8 @@ def test_a_question_in_half_hinted_groups_is_judged_on_plain_rollouts(
     run.batch(0)
     run.batch(1, succeeds)
     third = run.batch(2)
-    last = run.events.of("hard_samples")[-1]
-    assert (last["graduated"], last["solved_by_hint"]) == (graduated, solved_by_hint)
+    trend = run.events.of("hard_samples")[-1]
+    assert (trend["graduated"], trend["solved_by_hint"]) == (graduated, solved_by_hint)
     assert hinted_ids(third) == (set() if graduated else {t.id for t in HARD})
 
 
@@ -301,15 +301,15 @@ def test_the_epoch_ends_once():
 def test_a_skipped_phase_drops_the_hints_of_the_one_before_unless_they_are_kept(keeps: bool):
     run = Run(hints=replace(SMALL, keep_if_skipped=keeps))
     run.batch(0)
-    left = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
-    run.batch(1, lambda a, k: a.task.id not in left)
+    hard_ids = {"q4", "q7", "q9"}  # one fewer than hard_set_min_count
+    run.batch(1, lambda a, k: a.task.id not in hard_ids)
     pool, calls = run.pool, len(run.policy.calls)
     third = run.batch(2)
     (notice,) = run.events.of("notice")
     assert "3 hard questions, hard_set_min_count is 4" in notice["text"]
     assert ("the earlier ones are dropped" in notice["text"]) == (not keeps)
     assert (run.pool, len(run.policy.calls)) == (pool if keeps else None, calls)
-    assert hinted_ids(third) == (left if keeps else set())
+    assert hinted_ids(third) == (hard_ids if keeps else set())
     assert len(run.events.of("hint_phase")) == 1
     run.batch(3)
     assert len(run.events.of("hint_phase")) == 2
@@ -326,10 +326,10 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
         metrics = run.evolve(Progress(run.step, epoch, 100))
         assignments = run.batch(epoch, tasks=few)
         pool = HintPool(**run.pool)
-        known = dict(zip(pool.texts, pool.shown, strict=True))
+        sources = dict(zip(pool.texts, pool.shown, strict=True))
         hinted = hinted_ids(assignments)
         assert hinted
-        assert not any(a.task.id in known[a.sampled.hint] for a in assignments)
+        assert not any(a.task.id in sources[a.sampled.hint] for a in assignments)
         without = {task.id for task in HARD[:8]} - hinted
         assert metrics["p2o/withheld"] == len(without)
         withheld |= without
@@ -340,17 +340,17 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
 
 
 @pytest.mark.parametrize(
-    ("write", "kept"), [(raising(LLMError("503")), True), (lambda n, prompt: "", False)]
+    ("write", "keeps"), [(raising(LLMError("503")), True), (lambda n, prompt: "", False)]
 )
-def test_a_phase_that_brings_no_hint_is_not_the_last(write: Callable[[int, str], str], kept: bool):
+def test_a_phase_that_brings_no_hint_is_not_the_last(write: Callable[[int, str], str], keeps: bool):
     """An outage leaves the hints of the phase before."""
     run = Run()
     run.batch(0)
     run.batch(1)
     pool = run.pool
     run.llm = Author(write)
-    assert hinted_ids(run.batch(2)) == ({t.id for t in HARD} if kept else set())
-    assert (run.pool == pool) == kept
+    assert hinted_ids(run.batch(2)) == ({t.id for t in HARD} if keeps else set())
+    assert (run.pool == pool) == keeps
     run.llm = Author(one_keyword_each)
     assert hinted_ids(run.batch(3)) == {t.id for t in HARD}
     phases = run.events.of("hint_phase_ended")
@@ -389,15 +389,15 @@ def test_a_state_saved_in_mid_epoch_continues_the_same():
 
 
 def test_draws_are_keyed_by_the_seed_and_the_epoch():
-    one, same, other = Run(), Run(), Run(p2o(seed=2))
-    for run in (one, same, other):
+    original, twin, reseeded = Run(), Run(), Run(p2o(seed=2))
+    for run in (original, twin, reseeded):
         run.batch(0)
-    first = hints(one.batch(1))
-    assert first == hints(same.batch(1))
-    assert first != hints(other.batch(1))
+    draws = hints(original.batch(1))
+    assert draws == hints(twin.batch(1))
+    assert draws != hints(reseeded.batch(1))
     # Neither the order of the questions nor the step of the epoch has a say.
     few = TASKS[8:4:-1]
-    assert hints(same.batch(1, tasks=few)) == {t.id: first[t.id] for t in few}
+    assert hints(twin.batch(1, tasks=few)) == {t.id: draws[t.id] for t in few}
     # The same hints and the same hard questions, but another epoch.
-    one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
-    assert hints(one.batch(7)) != first
+    original.strategy.load_state_dict({**original.strategy.state_dict(), "epoch": 7})
+    assert hints(original.batch(7)) != draws

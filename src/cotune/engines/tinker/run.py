@@ -332,8 +332,8 @@ class TinkerBest(BestPolicy):
 
     def load_weights(self, joint: Any, step: int) -> None:
         # SkyRL's jax server puts these weights into the adapter, whose training has ended.
-        kept = ServerPolicy(joint.service, model_path=server_path(self._folder))
-        joint.coordinator.sampler = replace(joint.coordinator.sampler, policy=kept)
+        policy = ServerPolicy(joint.service, model_path=server_path(self._folder))
+        joint.coordinator.sampler = replace(joint.coordinator.sampler, policy=policy)
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:

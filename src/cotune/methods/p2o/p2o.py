@@ -242,14 +242,14 @@ class P2O(StaticStrategy):
         options = self.options.hints
         before = self._pool
         if len(hard) < options.hard_set_min_count:
-            kept = before if options.keep_if_skipped else None
-            dropped = "" if kept is before else ", and the earlier ones are dropped"
+            pool = before if options.keep_if_skipped else None
+            dropped = "" if pool is before else ", and the earlier ones are dropped"
             evolution.record(
                 "notice",
                 text=f"{len(hard)} hard questions, hard_set_min_count is {options.hard_set_min_count}: no "
                 f"hints are evolved{dropped}",
             )
-            return kept
+            return pool
         rollouts = options.evaluations(dev_count(len(hard), options.dev_size))
         rollouts_left = evolution.progress.rollouts_left
         # One batch is set aside: hints evolved after the last batch would never be used.

@@ -40,9 +40,9 @@ if os.path.basename(arguments[0]) not in {scripts}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({socket!r})
-    asked = dict(arguments=arguments, environment=dict(os.environ), folder=os.getcwd())
+    request = dict(arguments=arguments, environment=dict(os.environ), folder=os.getcwd())
     socket.send_fds(server, [b"+"], [0, 1, 2])
-    server.sendall(json.dumps(asked).encode() + b"\\n")
+    server.sendall(json.dumps(request).encode() + b"\\n")
     answers = server.makefile()
     answers.readline()
     # A worker ends if the raylet dies; so does its copy, once nobody listens.
@@ -64,8 +64,8 @@ class Forked:
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), *(file.fileno() for file in self._files)]
             socket.send_fds(self._answers, [b"+"], streams)
-        asked = {"arguments": arguments, "environment": dict(env), "folder": str(cwd)}
-        self._answers.sendall(json.dumps(asked).encode() + b"\n")
+        request = {"arguments": arguments, "environment": dict(env), "folder": str(cwd)}
+        self._answers.sendall(json.dumps(request).encode() + b"\n")
         self._lines = self._answers.makefile()
         self.pid = int(self._lines.readline())
         self.returncode: int | None = None
@@ -140,14 +140,14 @@ def _serve(folder: str) -> dict[str, Any]:
             if listener in ready:
                 asker, _ = listener.accept()
                 if (pid := os.fork()) == 0:
-                    return _asked(asker)
+                    return _read_request(asker)
                 running[pid] = asker
             while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 with running.pop(ended[0]) as asker, contextlib.suppress(BrokenPipeError):
                     asker.sendall(b"%d\n" % os.waitstatus_to_exitcode(ended[1]))
 
 
-def _asked(asker: socket.socket) -> dict[str, Any]:
+def _read_request(asker: socket.socket) -> dict[str, Any]:
     """What a forked process is asked to be; it is killed once nobody waits for it."""
     os.setsid()
     _, streams, _, _ = socket.recv_fds(asker, 1, 3)
@@ -155,7 +155,7 @@ def _asked(asker: socket.socket) -> dict[str, Any]:
         os.dup2(stream, descriptor)
         os.close(stream)
     with asker.makefile() as lines:
-        asked = json.loads(lines.readline())
+        request = json.loads(lines.readline())
     asker.sendall(b"%d\n" % os.getpid())
 
     def wait() -> None:
@@ -163,17 +163,17 @@ def _asked(asker: socket.socket) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
-    return asked
+    return request
 
 
-def _become(asked: Mapping[str, Any], folder: str) -> NoReturn:
+def _become(request: Mapping[str, Any], folder: str) -> NoReturn:
     """Make this process the one that was asked for, and end."""
     from ray._raylet import Config  # type: ignore[attr-defined]
 
-    arguments: Sequence[str] = asked["arguments"]
-    os.chdir(asked["folder"])
+    arguments: Sequence[str] = request["arguments"]
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     sys.executable = f"{folder}/python"
     if arguments[0].endswith("setup_worker.py"):
         # As it does: it sets the worker's variables and becomes the worker.
@@ -181,8 +181,8 @@ def _become(asked: Mapping[str, Any], folder: str) -> NoReturn:
         from ray._private.utils import update_envs
         from ray._private.workers.setup_worker import parser
 
-        known, arguments = parser.parse_known_args(arguments[1:])
-        context = RuntimeEnvContext.deserialize(known.serialized_runtime_env_context or "{}")
+        options, arguments = parser.parse_known_args(arguments[1:])
+        context = RuntimeEnvContext.deserialize(options.serialized_runtime_env_context or "{}")
         update_envs(context.env_vars)
     Config.initialize("")  # Ray reads its environment variables again
     for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
@@ -192,5 +192,5 @@ def _become(asked: Mapping[str, Any], folder: str) -> NoReturn:
 
 if __name__ == "__main__":
     _preload()
-    if asked := _serve(sys.argv[1]):
-        _become(asked, sys.argv[1])
+    if request := _serve(sys.argv[1]):
+        _become(request, sys.argv[1])

@@ -27,7 +27,7 @@ def _device_module() -> types.ModuleType:
     module = types.ModuleType("cpu_as_accelerator")
     for name in ("Stream", "StreamContext", "current_stream", "stream", "synchronize"):
         setattr(module, name, getattr(torch.cpu, name))
-    own: dict[str, Any] = {
+    functions: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": _zero,
@@ -40,10 +40,10 @@ def _device_module() -> types.ModuleType:
         "mem_get_info": lambda *_: (0, 0),
     }
     for name in ("set_device", "empty_cache", "ipc_collect", "reset_peak_memory_stats"):
-        own[name] = _nothing
+        functions[name] = _nothing
     for name in ("memory_allocated", "memory_reserved"):
-        own[name] = own["max_" + name] = _zero
-    for name, value in own.items():
+        functions[name] = functions["max_" + name] = _zero
+    for name, value in functions.items():
         setattr(module, name, value)
     return module
 

@@ -5,8 +5,8 @@ import re
 
 def boxed(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
     """Return 1 if the last \\boxed{…} of the completion holds the answer, else 0."""
-    found = [re.findall(r"\\boxed\{([^{}]*)\}", completion) for completion in completions]
+    all_boxes = [re.findall(r"\\boxed\{([^{}]*)\}", completion) for completion in completions]
     return [
         float(bool(boxes) and boxes[-1].strip() == str(expected))
-        for boxes, expected in zip(found, answer, strict=True)
+        for boxes, expected in zip(all_boxes, answer, strict=True)
     ]
