@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 29_937,
+    "lines of src": 29_969,
     "lines of lab": 7_000,
-    "lines of tests": 31_999,
+    "lines of tests": 32_000,
     "words of docs": 30_000,
     "option fields": 179,
 }

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pandas as pd
 import pytest
@@ -213,10 +213,8 @@ def test_what_runs_share_is_trained_and_scored_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processes = start(finish_training)
-    run_chains = Mock(wraps=measure.run_chains)
-    score = Mock(wraps=measure.score)
-    monkeypatch.setattr(measure, "run_chains", run_chains)
-    monkeypatch.setattr(measure, "score", score)
+    monkeypatch.setattr(measure, "run_chains", run_chains := Mock(wraps=measure.run_chains))
+    monkeypatch.setattr(measure, "score", score := Mock(wraps=measure.score))
     bank = tmp_path / "bank.txt"
     bank.write_text("Answer.")
     other_run = shutil.copytree(run.output, tmp_path / "other")
@@ -226,7 +224,8 @@ def test_what_runs_share_is_trained_and_scored_once(
     task = tmp_path / "next.yaml"
     task.write_text("{training: {steps: 2}, strategy: {kind: static}}")
     words = (run.output, other_run, "--limit", 1, "--then", task, "--output", tmp_path / "out")
-    assert run_command("measure", *words, "--at-once", 2, "--reworded", bank).status == 0
+    words += ("--at-once", 2, "--reworded", bank)
+    assert run_command("measure", *words).status == 0
     assert [call.args[1] for call in run_chains.call_args_list] == [2]
     assert [set(call.args[1]) for call in score.call_args_list].count({"Answer.", ""}) == 3
     assert len(processes.started) == 3  # from the initial policy, and from two best ones
@@ -234,6 +233,10 @@ def test_what_runs_share_is_trained_and_scored_once(
     ends = {(row["run"], row["policy"]) for row in rows if row["figure"] == "next: end, test split"}
     names = map(os.path.relpath, (run.output, other_run))
     assert ends == {(name, start) for name in names for start in ("initial", "best")}
+    # Interrupted at the last score, the command goes on with the second run, which has six.
+    score.side_effect = [DEFAULT] * 10 + [KeyboardInterrupt] + [DEFAULT] * 6
+    assert [run_command("measure", *words).status for _ in range(2)] == [130, 0]
+    assert json.loads((tmp_path / "out/measure.json").read_text())["figures"] == rows
 
 
 def test_a_next_task_that_fails_leaves_the_rest(

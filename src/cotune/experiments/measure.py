@@ -53,7 +53,16 @@ from cotune.policy.policy_files import missing_parts
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.best import instruction_rows
 from cotune.run.checkpoints import complete_checkpoints, step_of
-from cotune.run.json_files import Row, locked, plain, write_json_atomic
+from cotune.run.json_files import (
+    Row,
+    append,
+    drop_torn_line,
+    json_line,
+    locked,
+    plain,
+    read_jsonl,
+    write_json_atomic,
+)
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.processes import stopped_by_sigterm
@@ -205,6 +214,31 @@ def pooled_by(config: RunConfig, seed: int) -> str:
     fields = flat(dump_config(config)).items()
     shared = {name: value for name, value in fields if not re.fullmatch(left_out, name)}
     return json.dumps([shared, seed_offset, row_folder], sort_keys=True)
+
+
+def score_runs(
+    runs: Sequence[MeasuredRun], texts: Sequence[str], options: EvaluationOptions, file: Path
+) -> Iterator[ScoreTable]:
+    """Yield the drift and the robustness of each run, which an interrupted command goes on after.
+
+    Args:
+        texts: other instructions; without any, robustness is left out.
+        file: what was scored so far, by the settings that it depends on; added to.
+    """
+    drop_torn_line(file)
+    scored = {row["settings"]: row["values"] for row in read_jsonl(file)}
+    initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
+    for run in runs:
+        config = dump_config(run.trained_config)
+        of_run = [config, run.label, hash_of_best(run.run.path), [*run.policies]]
+        settings = json.dumps([of_run, texts, options.split, options.limit])
+        if settings not in scored:
+            others = robustness(run, texts, options, initial_scores) if texts else ()
+            values = pd.concat([*drift(run, options), *others])
+            scored[settings] = values.to_dict("records")
+            row = {"settings": settings, "values": scored[settings]}
+            append(file, json_line(row, file.name), durably=True)
+        yield pd.DataFrame(scored[settings])
 
 
 def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
@@ -429,7 +463,7 @@ def measure(
 
     Raises:
         ConfigError: an option, a run or a task is wrong; before anything is trained or rolled out.
-        Stopped: Ctrl-C; the same command trains on, and measures from the start.
+        Stopped: Ctrl-C; the same command goes on.
         ChainsFailed: a run of `then` failed; the rest is reported.
     """
     check_own_folder(output, "--output", "measure.lock", "measure.json")
@@ -472,17 +506,13 @@ def measure(
                 check_task(*chain.planned)
             except CotuneError as error:
                 raise type(error)(f"--then {chain.stages[0]}: {error}") from error
-    values: list[ScoreTable] = []
-    initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
     printed = set[str]()
     output.mkdir(parents=True, exist_ok=True)
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
         with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
             run_chains(training, at_once, lambda: print_progress(training, printed, console))
-            for run in runs:
-                values += drift(run, options)
-                values += robustness(run, texts, options, initial_scores) if texts else ()
+            values = [*score_runs(runs, texts, options, output / "scored.jsonl")]
             for run, chain in chains:
                 values += () if chain.problem else curves(run, chain)
     except KeyboardInterrupt:
@@ -497,6 +527,8 @@ def measure(
     }
     file = output / "measure.json"
     write_json_atomic(file, plain({"schema_version": 1, "kind": "measure"} | data, file.name))
+    # The environment's code may change before the next command.
+    (output / "scored.jsonl").unlink()
     tables = measure_tables(data["figures"])
     page = write_page(
         output, "measure.html.j2", {**data, "tables": tables, "chart": drift_chart(data["figures"])}
