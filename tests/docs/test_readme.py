@@ -17,7 +17,7 @@ NUMBERS = re.findall(r"(?<![\w.-])\d+(?:[.,]\d+)*", PROSE)
 def test_it_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= 600
     assert len(NUMBERS) <= 15
-    assert README.count("![") == 1
+    assert README.count("![") == 2
     assert len(blocks(ROOT / "README.md", "python")) == 1
 
 

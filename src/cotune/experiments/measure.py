@@ -219,7 +219,7 @@ def pooled_by(config: RunConfig, seed: int) -> str:
 def score_runs(
     runs: Sequence[MeasuredRun], texts: Sequence[str], options: EvaluationOptions, file: Path
 ) -> Iterator[ScoreTable]:
-    """Yield the drift and the robustness of each run, which an interrupted command goes on after.
+    """Yield the drift and the robustness of each run, which an interrupted command continues after.
 
     Args:
         texts: other instructions; without any, robustness is left out.
