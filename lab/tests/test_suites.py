@@ -24,7 +24,7 @@ def test_a_suite_is_dry_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_proof_is_dry_run_with_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "lab/results/proof.md").read_text()
-    (command,) = re.findall(
+    command, _ = re.findall(
         r"^cotune (compare lab/suites/proof\.yaml .*?)\n```", page, re.DOTALL | re.MULTILINE
     )
     monkeypatch.chdir(ROOT)
