@@ -1,7 +1,8 @@
 """Draw docs/drift.svg: each method's score against how far it moves the policy, on three worlds.
 
 The figures are those of lab/results: ladder.md and scaffold.md under "Drift", smollm2.md under "How far each method
-moves". Scores are sampled, means of three seeds. Needs matplotlib: `python scripts/drift_figure.py`.
+moves". Scores are sampled, means of three seeds; "staged" is each page's staged row. It needs matplotlib
+(`pip install matplotlib -c constraints.txt`): `python scripts/drift_figure.py`.
 """
 
 from pathlib import Path

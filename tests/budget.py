@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 29_969,
+    "lines of src": 29_960,
     "lines of lab": 7_000,
     "lines of tests": 32_000,
     "words of docs": 30_000,

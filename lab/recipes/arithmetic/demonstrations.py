@@ -55,7 +55,7 @@ def rates(about: Kind, requests: Counter[Kind], unprompted: Unprompted = UNPROMP
 
     Args:
         about: the problem's kind.
-        asked: requests for each kind in the hint.
+        requests: for each kind, in the hint.
         unprompted: the chances of `look` and `procedure` without a sentence for this kind.
     """
     look, procedure = unprompted

@@ -158,12 +158,10 @@ def sample_instruction(rng: random.Random) -> tuple[str, Counter[Kind]]:
             continue
         for _ in range(rng.choices(range(len(shares)), shares)[0]):
             parts.append((kind, rng.choice(rng.choice(SENTENCES[kind]))))
-    distinct = [
-        part for part in dict.fromkeys(parts) if part[0] != Kind.NEUTRAL or rng.random() < 0.9
-    ]
+    parts = [part for part in dict.fromkeys(parts) if part[0] != Kind.NEUTRAL or rng.random() < 0.9]
     if rng.random() < 0.7:
-        rng.shuffle(distinct)
-    return _laid_out(rng, [s for _, s in distinct]), Counter(kind for kind, _ in distinct)
+        rng.shuffle(parts)
+    return _laid_out(rng, [s for _, s in parts]), Counter(kind for kind, _ in parts)
 
 
 def _laid_out(rng: random.Random, sentences: list[str]) -> str:

@@ -65,8 +65,8 @@ class BestPolicy:
         initial_em = None if plain is None else plain.em
         # If the kept policy is of a later step, it is from steps that a resume has discarded.
         if recorded_best is not None and recorded_best.step <= step:
-            recorded_best = recorded_best.method_best
-            if _rank(recorded_best.em, recorded_best.initial_em) >= _rank(em, initial_em):
+            method_best = recorded_best.method_best
+            if _rank(method_best.em, method_best.initial_em) >= _rank(em, initial_em):
                 return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)

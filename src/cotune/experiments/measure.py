@@ -53,16 +53,7 @@ from cotune.policy.policy_files import missing_parts
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.best import instruction_rows
 from cotune.run.checkpoints import complete_checkpoints, step_of
-from cotune.run.json_files import (
-    Row,
-    append,
-    drop_torn_line,
-    json_line,
-    locked,
-    plain,
-    read_jsonl,
-    write_json_atomic,
-)
+from cotune.run.json_files import Row, locked, plain, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.processes import stopped_by_sigterm
@@ -75,6 +66,7 @@ BEST = "best"
 """The policy that training started from, and the one that the run keeps; their instructions, too."""
 CURVES = "Next task"
 _DURING = "evaluate_during"
+_SCORED = "scored.json"  # the file in --output that an interrupted command leaves
 # Fields of a run file on which no score of the initial policy depends; of the strategy, what it evolves counts.
 _NOT_SCORED_BY = {"name", "output", "seed", "threads", "strategy", "llm", "evaluation", "logging"}
 # Patterns of fields that make no other run.
@@ -219,25 +211,24 @@ def pooled_by(config: RunConfig, seed: int) -> str:
 def score_runs(
     runs: Sequence[MeasuredRun], texts: Sequence[str], options: EvaluationOptions, file: Path
 ) -> Iterator[ScoreTable]:
-    """Yield the drift and the robustness of each run, which an interrupted command continues after.
+    """Yield the drift and the robustness of each run.
 
     Args:
         texts: other instructions; without any, robustness is left out.
-        file: what was scored so far, by the settings that it depends on; added to.
+        file: what an interrupted command has scored, by the settings that it depends on; added to.
     """
-    drop_torn_line(file)
-    scored = {row["settings"]: row["values"] for row in read_jsonl(file)}
+    scored = json.loads(file.read_bytes()) if file.exists() else {}
     initial_scores: dict[str, tuple[list[Row], dict[str, PromptScores]]] = {}
     for run in runs:
+        policies = [hash_of_best(run.run.path), *run.policies]
+        questions = [options.split, options.limit]
         config = dump_config(run.trained_config)
-        of_run = [config, run.label, hash_of_best(run.run.path), [*run.policies]]
-        settings = json.dumps([of_run, texts, options.split, options.limit])
+        settings = json.dumps([run.label, config, policies, texts, questions])
         if settings not in scored:
             others = robustness(run, texts, options, initial_scores) if texts else ()
             values = pd.concat([*drift(run, options), *others])
-            scored[settings] = values.to_dict("records")
-            row = {"settings": settings, "values": scored[settings]}
-            append(file, json_line(row, file.name), durably=True)
+            scored[settings] = plain(values.to_dict("records"), file.name)
+            write_json_atomic(file, scored)
         yield pd.DataFrame(scored[settings])
 
 
@@ -512,7 +503,7 @@ def measure(
     try:
         with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
             run_chains(training, at_once, lambda: print_progress(training, printed, console))
-            values = [*score_runs(runs, texts, options, output / "scored.jsonl")]
+            values = [*score_runs(runs, texts, options, output / _SCORED)]
             for run, chain in chains:
                 values += () if chain.problem else curves(run, chain)
     except KeyboardInterrupt:
@@ -528,7 +519,7 @@ def measure(
     file = output / "measure.json"
     write_json_atomic(file, plain({"schema_version": 1, "kind": "measure"} | data, file.name))
     # The environment's code may change before the next command.
-    (output / "scored.jsonl").unlink()
+    (output / _SCORED).unlink()
     tables = measure_tables(data["figures"])
     page = write_page(
         output, "measure.html.j2", {**data, "tables": tables, "chart": drift_chart(data["figures"])}
